@@ -1,0 +1,147 @@
+"""ditto: durable workflows for agents, on one SQLite file.
+
+Compose a `Graph` or a `Loop`, run it by `create_ditto()`; kill the process anywhere and start it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ditto.config import Config, Endpoint, load_config
+from ditto.contracts import (
+    Context,
+    ContextItem,
+    Contract,
+    ExternalResult,
+    Json,
+    Message,
+    ModelRef,
+    NewItem,
+    ResultError,
+    Sample,
+    ToolCall,
+    ToolOffer,
+    Usage,
+)
+from ditto.effects import Absent, Committed, EffectClass, LookupResult, Many, Pending, Rejected
+from ditto.errors import (
+    ConfigError,
+    DefinitionError,
+    DittoError,
+    EffectNotMade,
+    EffectRejected,
+    InvalidValueError,
+    LimitExceededError,
+    OutputError,
+    ReplayMismatchError,
+    RunBlockedError,
+    RunBusyError,
+    RunCancelledError,
+    RunConflictError,
+    RunNotFoundError,
+    SandboxDenied,
+    StepError,
+    StepTimeoutError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreError,
+    StoreForeignError,
+    StoreFullError,
+    StoreSchemaError,
+    ToolError,
+    TransitionRefusedError,
+    UnknownOutcomeError,
+)
+from ditto.graph import Graph, Node, Retry
+from ditto.loop import Loop
+from ditto.sandbox import Sandbox
+from ditto.tool import Tool
+from ditto.worker import Action, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
+
+if TYPE_CHECKING:
+    from ditto.runtime import Runtime, create_ditto
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Absent",
+    "Action",
+    "Committed",
+    "Config",
+    "ConfigError",
+    "Context",
+    "ContextItem",
+    "Contract",
+    "DefinitionError",
+    "DittoError",
+    "EffectClass",
+    "EffectNotMade",
+    "EffectRejected",
+    "Endpoint",
+    "ExternalResult",
+    "Graph",
+    "InvalidValueError",
+    "Json",
+    "LimitExceededError",
+    "LookupResult",
+    "Loop",
+    "Many",
+    "Message",
+    "ModelRef",
+    "NewItem",
+    "Node",
+    "NodeHandler",
+    "Outcome",
+    "OutputError",
+    "Pending",
+    "Rejected",
+    "ReplayMismatchError",
+    "ResultError",
+    "Retry",
+    "RunBlockedError",
+    "RunBusyError",
+    "RunCancelledError",
+    "RunConflictError",
+    "RunNotFoundError",
+    "Runtime",
+    "Sample",
+    "Sandbox",
+    "SandboxDenied",
+    "StepContext",
+    "StepError",
+    "StepTimeoutError",
+    "StoreBusyError",
+    "StoreClosedError",
+    "StoreDamagedError",
+    "StoreError",
+    "StoreForeignError",
+    "StoreFullError",
+    "StoreSchemaError",
+    "Tool",
+    "ToolCall",
+    "ToolError",
+    "ToolOffer",
+    "TransitionRefusedError",
+    "UnknownOutcomeError",
+    "Usage",
+    "Worker",
+    "WorkerSetup",
+    "create_ditto",
+    "load_config",
+]
+
+_LAZY = ("Runtime", "create_ditto")
+
+
+def __getattr__(name: str) -> Any:
+    """`create_ditto` and `Runtime` on first use: they bring in SQLAlchemy, which definitions do not need."""
+    if name in _LAZY:
+        from ditto import runtime
+
+        return getattr(runtime, name)
+    raise AttributeError(f"module 'ditto' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

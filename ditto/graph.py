@@ -1,0 +1,257 @@
+"""Graph: an immutable DAG of nodes. No I/O, no worker, no address, no credential in it.
+
+Each method returns a new Graph; what is wrong is refused where it is written, with the node named. Since a node may
+only come after nodes that exist already, a Graph has no cycles.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
+from ditto.errors import DefinitionError
+from ditto.signatures import is_async, named_parameters, require_sync
+from ditto.worker import Action, Record, StepContext
+
+if TYPE_CHECKING:
+    import networkx
+
+STEP_TYPE: Final = "STEP"
+"""The node type of a plain step: the function stands in the Graph itself."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
+"""Names of workflows and nodes: they become parts of paths and must be no more than that."""
+
+
+def check_name(name: str, *, what: str) -> str:
+    """The name, if it may stand in a path: 1 to 128 of letters, digits and `_ . : -`, and no `/`."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise DefinitionError(f"{what} {name!r}: a name is 1 to 128 of letters, digits, '_', '.', ':' and '-'")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often and how soon a step is tried again after a failure that is safe to repeat.
+
+    Safe are: any error of a pure, read or idempotent step, and EffectNotMade of any step. The n-th wait is
+    `initial_s * factor ** (n - 1)`, at most `max_s`, less up to `jitter` of it at random.
+    """
+
+    max_attempts: int = 3
+    initial_s: float = 0.5
+    factor: float = 2.0
+    max_s: float = 30.0
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_attempts <= 100:
+            raise DefinitionError(f"Retry: max_attempts must be 1 to 100, not {self.max_attempts}")
+        if self.initial_s < 0 or self.max_s < 0 or self.factor < 1 or not 0 <= self.jitter <= 1:
+            raise DefinitionError("Retry: initial_s and max_s must be 0 or more, factor 1 or more, jitter 0 to 1")
+
+    def delay_s(self, attempt: int, *, random_unit: Callable[[], float] = random.random) -> float:
+        """Seconds to wait after the `attempt`-th try failed."""
+        return min(self.max_s, self.initial_s * self.factor ** (attempt - 1)) * (1 - self.jitter * random_unit())
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a Graph. Made by `Graph.node` and `Graph.step`."""
+
+    name: str
+    type: str
+    after: tuple[str, ...]
+    version: str
+    bind: Callable[..., Any] | None
+    bind_names: tuple[str, ...]
+    when: Callable[..., Any] | None
+    when_names: tuple[str, ...]
+    retry: Retry | None
+    timeout_s: float | None
+    function: Callable[..., Any] | None = None
+    """The plain step's function; None for a node that a worker carries out."""
+    effect: EffectDeclaration | None = None
+    key: Callable[[Any], str] | None = None
+    lookup: Callable[..., Any] | None = None
+    record: Record | None = None
+    takes_context: bool = False
+
+    def plan_step(self, arguments: dict[str, Any]) -> Action:
+        """The Action of a plain step with these values for its function."""
+        function, lookup, owner = self.function, self.lookup, f"step {self.name}"
+        assert function is not None
+        assert self.effect is not None
+
+        def call(ctx: StepContext) -> Any:
+            return function(**arguments, ctx=ctx) if self.takes_context else function(**arguments)
+
+        return Action(
+            label=owner,
+            effect=effect_of(self.effect, arguments, owner=owner),
+            call=call,
+            is_async=is_async(function),
+            arguments=arguments,
+            recorded=lambda: arguments,
+            key=self.key(arguments) if self.key else None,
+            lookup=(lambda key, ctx: lookup(key, arguments, ctx)) if lookup else None,
+            record=self.record,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """An immutable DAG of nodes with a name and a version.
+
+    `Graph("report").node(…).step(…)`; run it by `runtime.run(graph, input)`, which returns `{node: output}`,
+    with None for a node that was skipped.
+    """
+
+    name: str
+    version: str = "1"
+    nodes: Mapping[str, Node] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        check_name(self.name, what="graph")
+
+    def node(
+        self,
+        name: str,
+        type: str,
+        *,
+        after: Iterable[str] = (),
+        bind: Callable[..., Any] | None = None,
+        when: Callable[..., Any] | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        version: str = "1",
+    ) -> Graph:
+        """A Graph with one more node, carried out by the worker that has the node type `type`.
+
+        `after` names the nodes it depends on. `bind` is a pure function that makes its arguments; `when` a pure
+        function that says whether it runs at all. Both may name `input` and the nodes in `after`, and get each
+        one's value, None for a skipped one. Without `bind` the arguments are the input. Raises DefinitionError.
+        """
+        if not type or type == STEP_TYPE or "." not in type:
+            raise DefinitionError(f"node {name}: {type!r} is no node type; use FAMILY.NAME, or .step(name, function)")
+        return self._with(
+            name,
+            Node(
+                name=name,
+                type=type,
+                after=self._check_after(name, after),
+                version=version,
+                bind=bind,
+                bind_names=self._names(name, bind, after, "bind"),
+                when=when,
+                when_names=self._names(name, when, after, "when"),
+                retry=retry,
+                timeout_s=_check_timeout(name, timeout_s),
+            ),
+        )
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        after: Iterable[str] = (),
+        effect: EffectDeclaration = EffectClass.IDEMPOTENT,
+        when: Callable[..., Any] | None = None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+        key: Callable[[Any], str] | None = None,
+        lookup: Callable[..., Any] | None = None,
+        record: Record | None = None,
+        version: str = "1",
+    ) -> Graph:
+        """A Graph with one more node that calls `function`, which may name `input`, the nodes in `after`, and `ctx`.
+
+        **A plain step that declares no effect is `idempotent`: killed in the middle, it is run again**, with the
+        same `ctx.key`. `async def` runs on the event loop, `def` in a thread unless pure. Raises DefinitionError.
+        """
+        owner = f"node {name}"
+        names = self._names(name, function, after, "the step's function", "ctx")
+        require_sync(key, owner=owner, role="key")
+        require_sync(record, owner=owner, role="record")
+        return self._with(
+            name,
+            Node(
+                name=name,
+                type=STEP_TYPE,
+                after=self._check_after(name, after),
+                version=version,
+                bind=None,
+                bind_names=tuple(each for each in names if each != "ctx"),
+                when=when,
+                when_names=self._names(name, when, after, "when"),
+                retry=retry,
+                timeout_s=_check_timeout(name, timeout_s),
+                function=function,
+                effect=check_effect(effect, owner=owner),
+                key=key,
+                lookup=lookup,
+                record=record,
+                takes_context="ctx" in names,
+            ),
+        )
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """The same DAG as a networkx DiGraph: nodes with `type` and `version`, edges from dependency to node."""
+        import networkx as nx
+
+        drawn: nx.DiGraph[str] = nx.DiGraph(name=self.name, version=self.version)
+        for node in self.nodes.values():
+            drawn.add_node(node.name, type=node.type, version=node.version)
+            drawn.add_edges_from((parent, node.name) for parent in node.after)
+        return drawn
+
+    def to_mermaid(self) -> str:
+        """The DAG as a Mermaid flowchart; edges into a conditional node are dotted."""
+        ids = {name: f"n{number}" for number, name in enumerate(self.nodes)}
+        lines = ["flowchart TD"]
+        for node in self.nodes.values():
+            kind = "step" if node.type == STEP_TYPE else node.type
+            lines.append(f'    {ids[node.name]}["{node.name}<br/><small>{kind}</small>"]')
+            arrow = "-.->" if node.when else "-->"
+            lines += [f"    {ids[parent]} {arrow} {ids[node.name]}" for parent in node.after]
+        return "\n".join(lines) + "\n"
+
+    def _with(self, name: str, node: Node) -> Graph:
+        return replace(self, nodes=MappingProxyType({**self.nodes, name: node}))
+
+    def _check_after(self, name: str, after: Iterable[str]) -> tuple[str, ...]:
+        check_name(name, what="node")
+        if name in ("input", "ctx"):
+            raise DefinitionError(f"node {name}: 'input' and 'ctx' are taken; choose another name")
+        if name in self.nodes:
+            raise DefinitionError(f"node {name}: graph {self.name} has a node of that name already")
+        if isinstance(after, str):
+            raise DefinitionError(f"node {name}: after must be a tuple of node names, for example after=({after!r},)")
+        names = tuple(after)
+        for each in names:
+            if each not in self.nodes:
+                raise DefinitionError(f"node {name}: it comes after {each!r}, which graph {self.name} does not have yet")
+        if len(set(names)) != len(names):
+            raise DefinitionError(f"node {name}: after names a node twice")
+        return names
+
+    def _names(
+        self, name: str, function: Callable[..., Any] | None, after: Iterable[str], role: str, *more: str
+    ) -> tuple[str, ...]:
+        if function is None:
+            return ()
+        if role in ("bind", "when"):
+            require_sync(function, owner=f"node {name}", role=role)
+        return named_parameters(function, allowed=("input", *after, *more), owner=f"node {name}", role=role)
+
+
+def _check_timeout(name: str, timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not timeout_s > 0:
+        raise DefinitionError(f"node {name}: timeout_s must be more than 0, not {timeout_s}")
+    return timeout_s

@@ -1,0 +1,57 @@
+"""Loop: bounded repetition. Choose a Graph from the state, run it, update the state, ask whether it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ditto.errors import DefinitionError
+from ditto.graph import Graph, check_name
+from ditto.signatures import is_async
+
+Selector: TypeAlias = Callable[[Any], Graph]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Bounded repetition of a Graph over a state, which is JSON data.
+
+    - `graph`: the Graph of each iteration, or a pure function from the state to one.
+    - `bind(state)`: the input of the iteration's Graph; left out, the state itself.
+    - `update(state, outputs)`: the next state. `done(state)`: whether to stop; asked before each iteration, too.
+    - `max_iterations`: the guard. Hitting it ends the run as `exhausted` and keeps all that was found; a later run
+      with a higher one goes on. It is no part of the loop's identity.
+
+    All four functions are plain and pure: they are computed anew on resume. Raises DefinitionError.
+    """
+
+    name: str
+    graph: Graph | Selector
+    update: Callable[[Any, dict[str, Any]], Any]
+    done: Callable[[Any], bool]
+    max_iterations: int
+    bind: Callable[[Any], Any] | None = None
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        owner = f"loop {self.name}"
+        check_name(self.name, what="loop")
+        if not isinstance(self.graph, Graph) and not callable(self.graph):
+            raise DefinitionError(f"{owner}: graph must be a Graph, or a function from the state to one")
+        for role, function in (("update", self.update), ("done", self.done), ("bind", self.bind)):
+            if function is not None and not callable(function):
+                raise DefinitionError(f"{owner}: {role} must be a function")
+            if function is not None and is_async(function):
+                raise DefinitionError(f"{owner}: {role} must be a plain function, not async: it is computed again on resume")
+        if isinstance(self.max_iterations, bool) or not isinstance(self.max_iterations, int) or self.max_iterations < 1:
+            raise DefinitionError(f"{owner}: max_iterations must be 1 or more, not {self.max_iterations!r}")
+
+    def choose(self, state: Any) -> Graph:
+        """The Graph of the iteration that begins with this state."""
+        if isinstance(self.graph, Graph):
+            return self.graph
+        chosen = self.graph(state)
+        if not isinstance(chosen, Graph):
+            raise DefinitionError(f"loop {self.name}: its graph function returned {type(chosen).__name__}, not a Graph")
+        return chosen

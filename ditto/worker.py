@@ -1,0 +1,218 @@
+"""Workers: the implementations of node types, and what a handler is given.
+
+A `Worker` names node types and the functions that carry them out. Before a step runs, its validated arguments are
+turned into an `Action`: the effect class, the key, the call itself, and the look-up that can settle a lost outcome.
+The engine knows only Actions; what a tool or a provider is, only its worker knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pydantic import BaseModel
+
+from ditto.contracts import NODE_TYPES, RESERVED_FAMILIES
+from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
+from ditto.errors import DefinitionError
+from ditto.signatures import is_async, require_sync, takes_context
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from ditto.config import Config
+    from ditto.sandbox import Sandbox
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What a handler may know and use. One per attempt."""
+
+    run_id: str
+    path: str
+    """The step's path in its run."""
+    key: str
+    """Stable over retries and restarts: give it to the other side as the idempotency key."""
+    attempt: int
+    """From 1, over all processes."""
+    config: Config
+    sandbox: Sandbox
+    logger: logging.Logger
+    resources: Any = None
+    """What the worker's `resources` factory opened, once per runtime."""
+    _connection: Connection | None = None
+    not_made_reason: str | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The SQLAlchemy connection of the transaction that commits this step; only for `local` handlers."""
+        if self._connection is None:
+            raise DefinitionError(f"step {self.path}: only a handler of effect class local has ctx.connection")
+        return self._connection
+
+    def not_made(self, reason: str) -> None:
+        """Say, before a cancellation is let through, that nothing was sent: the outcome is then known, not unknown."""
+        self.not_made_reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a commit part (`record`) is told, inside the transaction that commits the step."""
+
+    value: Any
+    """The step's value, decoded from what is stored."""
+    arguments: Any
+    """The validated arguments of the call."""
+    key: str
+    run_id: str
+    path: str
+
+
+Record: TypeAlias = "Callable[[Connection, Outcome], None]"
+"""A plain function, run in the transaction that commits the outcome it records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One call, ready to be made: what it does to the world, how it is made, and how it is found again."""
+
+    label: str
+    """For people: `tool pay`, `step total`."""
+    effect: EffectClass
+    call: Callable[[StepContext], Any]
+    """Makes the call. Async if `is_async`; else run in a thread, unless pure or local."""
+    is_async: bool
+    arguments: Any = None
+    """The validated arguments, as the handler, the key and the look-up get them."""
+    recorded: Callable[[], Any] = lambda: None
+    """The arguments as JSON data, kept with an admission."""
+    key: str | None = None
+    """The operation's stable key; None takes run id, generation and path."""
+    lookup: Callable[[str, StepContext], Any] | None = None
+    absence_is_final: bool = False
+    absence_grace_s: float = 0.0
+    record: Record | None = None
+    database: Path | None = None
+    """The database that a `local` action belongs to; None means whichever the runtime has."""
+    timeout_s: float | None = None
+    result: Callable[[Any], Any] = lambda value: value
+    """Turns what the handler, or the look-up, returned into the step's value."""
+    failure: Callable[[Exception], Any | None] = lambda error: None
+    """Turns a definite failure into a value; None leaves it an error of the step."""
+    output: type[BaseModel] | None = None
+    """The contract that the value must fulfil."""
+
+
+Plan: TypeAlias = Callable[[Any], Action]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHandler:
+    """How one node type is carried out by one worker."""
+
+    type: str
+    plan: Plan
+    input: type[BaseModel] | None = None
+    version: str = "1"
+    local_databases: tuple[tuple[str, Path], ...] = ()
+    """Tools of class `local` and the database each one names, checked when the runtime starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker's `resources` factory is given when the runtime starts it."""
+
+    config: Config
+    sandbox: Sandbox
+    logger: logging.Logger
+
+
+Resources: TypeAlias = Callable[[WorkerSetup], AbstractAsyncContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The implementation of some node types, with its resources and its limit.
+
+    `concurrency` bounds the steps of this worker that run at once, over all runs of the runtime (None: no bound of
+    its own). `resources` is opened once, on first use, and closed with the runtime, both in one task.
+    `node` returns a new Worker.
+    """
+
+    type: str
+    concurrency: int | None = None
+    resources: Resources | None = None
+    handlers: Mapping[str, NodeHandler] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.type:
+            raise DefinitionError("a Worker needs a type, for example Worker(type='SHOP')")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise DefinitionError(f"worker {self.type}: concurrency must be 1 or more, not {self.concurrency}")
+
+    def node(
+        self,
+        type: str,
+        handler: Callable[..., Any],
+        *,
+        effect: EffectDeclaration = EffectClass.WRITE,
+        input: type[BaseModel] | None = None,
+        output: type[BaseModel] | None = None,
+        key: Callable[[Any], str] | None = None,
+        lookup: Callable[..., Any] | None = None,
+        absence_is_final: bool = False,
+        absence_grace_s: float = 0.0,
+        record: Record | None = None,
+        timeout_s: float | None = None,
+        version: str = "1",
+    ) -> Worker:
+        """A Worker that also carries out the node type `type` by `handler(arguments)` or `handler(arguments, ctx)`.
+
+        `arguments` is what the node's bind returned: an instance of `input` where one is given, else JSON data.
+        `effect` is the class, or a pure function from the arguments to it; left out, it is `write`.
+        `lookup(key, arguments, ctx)` answers with a LookupResult. Raises DefinitionError.
+        """
+        owner = f"node type {type}"
+        if type.split(".")[0] in RESERVED_FAMILIES:
+            raise DefinitionError(f"{owner}: the families {', '.join(RESERVED_FAMILIES)} belong to ditto's own workers")
+        declared = check_effect(effect, owner=owner)
+        with_context = takes_context(handler, owner=owner)
+        handler_is_async = is_async(handler)
+        require_sync(key, owner=owner, role="key")
+        require_sync(record, owner=owner, role="record")
+
+        def plan(arguments: Any) -> Action:
+            return Action(
+                label=owner,
+                effect=effect_of(declared, arguments, owner=owner),
+                call=(lambda ctx: handler(arguments, ctx)) if with_context else (lambda ctx: handler(arguments)),
+                is_async=handler_is_async,
+                arguments=arguments,
+                recorded=lambda: as_data(arguments),
+                key=key(arguments) if key else None,
+                lookup=(lambda k, ctx: lookup(k, arguments, ctx)) if lookup else None,
+                absence_is_final=absence_is_final,
+                absence_grace_s=absence_grace_s,
+                record=record,
+                timeout_s=timeout_s,
+                output=output,
+            )
+
+        return self.with_handler(NodeHandler(type=type, plan=plan, input=input, version=version))
+
+    def with_handler(self, handler: NodeHandler) -> Worker:
+        """A Worker that also has this handler; for workers that plan their own Actions."""
+        if handler.type in self.handlers:
+            raise DefinitionError(f"worker {self.type}: node type {handler.type} is declared twice")
+        if handler.type.split(".")[0] in RESERVED_FAMILIES and handler.type not in NODE_TYPES:
+            raise DefinitionError(f"worker {self.type}: ditto has no node type {handler.type}")
+        return replace(self, handlers={**self.handlers, handler.type: handler})
+
+
+def as_data(value: Any) -> Any:
+    """A contract as JSON data; anything else as it is."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
