@@ -34,7 +34,7 @@ message. `code` is stable: it may be matched on. Suspension and cancellation are
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 
 class DittoError(Exception):
@@ -138,9 +138,7 @@ class TransitionRefusedError(DittoError):
 
     default_code = "transition.refused"
 
-    def __init__(
-        self, transition: str, message: str, *, run_id: str | None = None, step: str | None = None
-    ) -> None:
+    def __init__(self, transition: str, message: str, *, run_id: str | None = None, step: str | None = None) -> None:
         super().__init__(f"{transition}: {message}", run_id=run_id, step=step)
         self.transition = transition
 
@@ -246,15 +244,49 @@ class StepTimeoutError(StepError):
 
 
 class OutputError(StepError):
-    """The effect was made, but its result fails its contract or cannot be stored. Never retried."""
+    """The effect was made, but its result fails its contract or cannot be stored. Never retried.
+
+    `kept` is what was received, as JSON data: it is stored with the failed step.
+    """
 
     default_code = "step.output"
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retryable: bool = False,
+        run_id: str | None = None,
+        step: str | None = None,
+        error_type: str | None = None,
+        kept: Any = None,
+    ) -> None:
+        super().__init__(message, code=code, retryable=retryable, run_id=run_id, step=step, error_type=error_type)
+        self.kept = kept
+
 
 class ToolError(StepError):
-    """Raised by a tool's handler: a classified failure with a definite outcome, which becomes a value."""
+    """Raised by a tool's handler: a classified failure with a definite outcome, which becomes a value.
+
+    `details` is JSON data about it, for the program that reads the value.
+    """
 
     default_code = "tool.failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retryable: bool = False,
+        run_id: str | None = None,
+        step: str | None = None,
+        error_type: str | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, code=code, retryable=retryable, run_id=run_id, step=step, error_type=error_type)
+        self.details = details or {}
 
 
 STEP_ERRORS: Final[dict[str, type[StepError]]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 
 def check_name(name: str, *, what: str) -> str:
     """The name, if it may stand in a path: 1 to 128 of letters, digits and `_ . : -`, and no `/`."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not NAME.fullmatch(str(name)):
         raise DefinitionError(f"{what} {name!r}: a name is 1 to 128 of letters, digits, '_', '.', ':' and '-'")
     return name
 
@@ -114,7 +114,7 @@ class Graph:
 
     name: str
     version: str = "1"
-    nodes: Mapping[str, Node] = MappingProxyType({})
+    nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         check_name(self.name, what="graph")
@@ -236,7 +236,9 @@ class Graph:
         names = tuple(after)
         for each in names:
             if each not in self.nodes:
-                raise DefinitionError(f"node {name}: it comes after {each!r}, which graph {self.name} does not have yet")
+                raise DefinitionError(
+                    f"node {name}: it comes after {each!r}, which graph {self.name} does not have yet"
+                )
         if len(set(names)) != len(names):
             raise DefinitionError(f"node {name}: after names a node twice")
         return names

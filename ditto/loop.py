@@ -43,7 +43,9 @@ class Loop:
             if function is not None and not callable(function):
                 raise DefinitionError(f"{owner}: {role} must be a function")
             if function is not None and is_async(function):
-                raise DefinitionError(f"{owner}: {role} must be a plain function, not async: it is computed again on resume")
+                raise DefinitionError(
+                    f"{owner}: {role} must be a plain function, not async: it is computed again on resume"
+                )
         if isinstance(self.max_iterations, bool) or not isinstance(self.max_iterations, int) or self.max_iterations < 1:
             raise DefinitionError(f"{owner}: max_iterations must be 1 or more, not {self.max_iterations!r}")
 

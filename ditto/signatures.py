@@ -29,8 +29,7 @@ def named_parameters(function: Callable[..., Any], *, allowed: Sequence[str], ow
             names.append(parameter.name)
         elif parameter.default is parameter.empty:
             raise DefinitionError(
-                f"{owner}: {role} asks for {parameter.name!r}, which it cannot get. "
-                f"It may name: {', '.join(allowed)}"
+                f"{owner}: {role} asks for {parameter.name!r}, which it cannot get. It may name: {', '.join(allowed)}"
             )
     return tuple(names)
 

@@ -109,6 +109,9 @@ class Action:
 
 Plan: TypeAlias = Callable[[Any], Action]
 
+Model: TypeAlias = "type[BaseModel]"
+"""A pydantic model class. (Inside classes with a field `type`, the word is taken.)"""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeHandler:
@@ -116,7 +119,7 @@ class NodeHandler:
 
     type: str
     plan: Plan
-    input: type[BaseModel] | None = None
+    input: Model | None = None
     version: str = "1"
     local_databases: tuple[tuple[str, Path], ...] = ()
     """Tools of class `local` and the database each one names, checked when the runtime starts."""
@@ -160,8 +163,8 @@ class Worker:
         handler: Callable[..., Any],
         *,
         effect: EffectDeclaration = EffectClass.WRITE,
-        input: type[BaseModel] | None = None,
-        output: type[BaseModel] | None = None,
+        input: Model | None = None,
+        output: Model | None = None,
         key: Callable[[Any], str] | None = None,
         lookup: Callable[..., Any] | None = None,
         absence_is_final: bool = False,

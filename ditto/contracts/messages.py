@@ -35,4 +35,4 @@ class ToolOffer(Contract):
 
     name: str = Field(min_length=1, max_length=128)
     description: str = ""
-    parameters: dict[str, object] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: dict[str, object] = Field(default_factory=lambda: dict[str, object](type="object", properties={}))

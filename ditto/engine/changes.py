@@ -1,0 +1,36 @@
+"""Changed code: whether the completed steps of a run still fit the Graph that wants to go on from them.
+
+They fit if each one still exists with the same type, dependencies and version. Nodes that have not run may be changed,
+added or removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ditto.graph import Graph
+from ditto.store.records import StepRow
+from ditto.store.schema import SETTLED, StepState
+
+_KEPT = SETTLED | {StepState.ADMITTED, StepState.UNKNOWN}
+"""Step states that bind the code: what completed, and what may have changed the world."""
+
+
+def list_differences(graph: Graph, rows: Mapping[str, StepRow], prefix: str = "") -> list[str]:
+    """What differs between the recorded steps below `prefix` and the Graph; empty if the run may go on."""
+    differences: list[str] = []
+    for path, row in rows.items():
+        if row.state not in _KEPT or not path.startswith(prefix):
+            continue
+        name = path[len(prefix) :]
+        node = graph.nodes.get(name)
+        if node is None:
+            differences.append(f"step {path} is recorded as {row.state}, and the graph has no node {name}")
+            continue
+        recorded = (row.type, json.loads(row.after), row.version)
+        present = (node.type, list(node.after), node.version)
+        for what, was, now in zip(("type", "dependencies", "version"), recorded, present, strict=True):
+            if was != now:
+                differences.append(f"step {path}: its {what} is recorded as {was}, and is now {now}")
+    return differences

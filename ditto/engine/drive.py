@@ -1,0 +1,291 @@
+"""A drive: one run while this runtime drives it. Everything it makes durable goes through here.
+
+Outcomes of pure and read steps are *held*: they ride with the run's next barrier (an admission, an outcome of another
+class, the end), or go by themselves after HELD_MAX of them or HELD_S seconds. What is held is an outcome for the
+steps that depend on it, and for nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ditto.errors import (
+    DittoError,
+    RunBusyError,
+    RunCancelledError,
+    StoreClosedError,
+    StoreError,
+    TransitionRefusedError,
+)
+from ditto.store import queries, transitions
+from ditto.store.committer import Durable, Transition
+from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
+from ditto.store.schema import RunStatus
+from ditto.store.transitions import Transaction
+from ditto.store.values import Stored
+from ditto.worker import as_data
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from ditto.store.records import RunRow
+    from ditto.store.store import Store
+
+HELD_MAX: Final = 64
+HELD_S: Final = 0.05
+
+SLOW_LOCAL_S: Final = 0.25
+"""A user's function that takes longer inside a transaction keeps every other run waiting: reported by name."""
+
+LocalHandler: TypeAlias = "Callable[[Connection], tuple[StepRow, Event]]"
+CommitPart: TypeAlias = "Callable[[Connection], None]"
+
+logger = logging.getLogger("ditto.engine")
+
+
+class Drive:
+    """What a runtime knows of the run it drives, and how it writes it. Used on the event loop's thread."""
+
+    def __init__(self, store: Store, run: RunRow, fence: Fence, rows: dict[str, StepRow]) -> None:
+        self.store = store
+        self.run = run
+        self.fence = fence
+        self.rows = rows
+        """Rows of steps as they stand in the store, by path."""
+        self.stopped: DittoError | None = None
+        """Why nothing more of this run may start: the run is not ours any more, or the store cannot write."""
+        self._held = _Held()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last: Durable | None = None
+
+    # Held outcomes
+
+    def hold(self, row: StepRow, event: Event) -> None:
+        """Keep an outcome that may wait for the next barrier."""
+        self._held.rows.append(row)
+        self._held.events.append(event)
+        self._schedule()
+
+    def hold_event(self, event: Event) -> None:
+        """Keep a line of history until the next barrier."""
+        self._held.events.append(event)
+        self._schedule()
+
+    def hold_loop(self, state: LoopState) -> None:
+        """Keep how far the loop is until the next barrier; it can be computed again."""
+        self._held.loop = state
+        self._held.events.append(Event("loop_advanced", body={"iteration": state.iteration}))
+        self._schedule()
+
+    async def barrier(self) -> None:
+        """Return when all outcomes so far are durable, those that another branch is committing included."""
+        while True:
+            if self._held:
+                await self._commit([], [])
+            elif self._last is not None and not self._last.done():
+                await asyncio.wait([self._last])
+            else:
+                break
+        self._check_stopped()
+
+    # Transitions of one step. `seen` is the state its row is known to have; None if it has no row yet. Each one takes
+    # along all that is held, and the run's end if it is given. TransitionRefusedError: somebody else moved first.
+
+    async def record(self, row: StepRow, event: Event, *, seen: Seen | None = None, end: RunEnd | None = None) -> None:
+        """Make an outcome or an admission durable."""
+        await self._commit([self._write_step(row, event, seen)], [self._point(row)], end)
+        self.rows[row.path] = row
+
+    async def record_with(
+        self, row: StepRow, event: Event, part: CommitPart, *, seen: Seen | None, end: RunEnd | None
+    ) -> None:
+        """Make an outcome durable together with what its commit part writes. What that raises undoes both."""
+
+        def run_part(tx: Transaction) -> None:
+            with self._timed(row.path), self.store.local.inside(self.store.committer.driver) as connection:
+                part(connection)
+
+        await self._commit([self._write_step(row, event, seen), _users(run_part)], [self._point(row)], end, alone=True)
+        self.rows[row.path] = row
+
+    async def run_local(self, path: str, handler: LocalHandler, *, seen: Seen | None, end: RunEnd | None) -> StepRow:
+        """Run a `local` handler in the transaction that commits its step. What it raises undoes all of it."""
+        written: list[StepRow] = []
+
+        def run_handler(tx: Transaction) -> None:
+            with self._timed(path), self.store.local.inside(self.store.committer.driver) as connection:
+                row, event = handler(connection)
+            self._write_step(row, event, seen)(tx)
+            written[:] = [row]
+
+        guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), ())  # noqa: E731
+        await self._commit([guard, _users(run_handler)], [f"{self.fence.workflow}/{path}:completed"], end, alone=True)
+        self.rows[path] = written[0]
+        return written[0]
+
+    # Transitions of the run
+
+    async def finish(self, end: RunEnd) -> None:
+        """Let go of the run, with all that is held."""
+        await self._commit([], [], end)
+
+    async def note(self, event: Event) -> None:
+        """Add a line to the run's history, whoever drives it now."""
+        await self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event))
+
+    def note_late(self, path: str, attempt: int, result: Any, error: BaseException | None) -> None:
+        """Keep what a handler returned after its step had ended without it, for a person to look at."""
+        body: dict[str, Any] = {"attempt": attempt}
+        value: Stored | None = None
+        if error is not None:
+            body["error"] = self.store.redact(f"{type(error).__name__}: {error}")
+        else:
+            try:
+                value = self.store.encode(as_data(result), f"the late result of step {path}")
+                body["value"] = value.column
+            except DittoError as refused:
+                body["error"] = self.store.redact(refused.message)
+        event = Event("step_returned_late", path, body)
+        try:
+            self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value))
+        except StoreClosedError:
+            logger.warning("step %s of run %s returned after the runtime was closed", path, self.fence.run_id)
+
+    async def explain(self, refused: TransitionRefusedError) -> DittoError:
+        """Why a transition was refused: the run was cancelled, another runtime has it, or only the step moved."""
+        run = await self.store.read(queries.get_run_by_key, self.fence.run)
+        if run.status is RunStatus.CANCELLED:
+            return RunCancelledError(f"run {run.run_id} was cancelled", run_id=run.run_id)
+        if (run.owner, run.fence) != (self.fence.owner, self.fence.fence):
+            return RunBusyError(f"run {run.run_id} was taken over by another runtime", run_id=run.run_id)
+        return refused
+
+    def forget_held(self) -> None:
+        """Drop what is held: a later drive computes it again."""
+        self._held = _Held()
+        self._stop_timer()
+
+    async def _commit(
+        self, writes: list[Transition], points: list[str], end: RunEnd | None = None, *, alone: bool = False
+    ) -> None:
+        self._check_stopped()
+        held, self._held = self._held, _Held()
+        self._stop_timer()
+        unit = ([self._write_held(held)] if held else []) + writes
+        points = [self._point(row) for row in held.rows] + points
+        if end is not None:
+            unit.append(lambda tx: transitions.release_run(tx, self.fence, end))
+            points.append(f"{self.fence.workflow}:{end.status}")
+        self._last = self.store.commit(*unit, points=points, alone=alone)
+        try:
+            await self._last
+        except _UsersError as raised:
+            self._held = held + self._held
+            raise raised.error from None
+        except StoreError as error:
+            self.stopped = error
+            raise
+
+    def _schedule(self) -> None:
+        if len(self._held.rows) >= HELD_MAX:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HELD_S, self._flush)
+
+    def _flush(self) -> None:
+        """Commit what is held without waiting for it; what goes wrong stops the run at its next write."""
+        self._stop_timer()
+        if self.stopped is not None or not self._held:
+            return
+        held, self._held = self._held, _Held()
+        try:
+            self._last = self.store.commit(self._write_held(held), points=[self._point(row) for row in held.rows])
+        except StoreError as error:
+            self.stopped = error
+        else:
+            self._last.add_done_callback(self._flushed)
+
+    def _flushed(self, waiter: asyncio.Future[Any]) -> None:
+        error = waiter.exception()
+        if isinstance(error, DittoError) and self.stopped is None:
+            self.stopped = error
+
+    def _check_stopped(self) -> None:
+        if self.stopped is not None:
+            raise self.stopped
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _write_held(self, held: _Held) -> Transition:
+        return lambda tx: transitions.record_steps(tx, self.fence, held.rows, held.events, held.loop)
+
+    def _write_step(self, row: StepRow, event: Event, seen: Seen | None) -> Transition:
+        if seen is None:
+            return lambda tx: transitions.record_steps(tx, self.fence, (row,), (event,))
+        return lambda tx: transitions.move_step(tx, self.fence, row, seen, (event,))
+
+    def _point(self, row: StepRow) -> str:
+        return f"{self.fence.workflow}/{row.path}:{row.state}"
+
+    def _timed(self, path: str) -> _Timed:
+        return _Timed(f"step {path} of run {self.fence.run_id}")
+
+
+@dataclass(slots=True)
+class _Held:
+    """Outcomes that wait for the next barrier."""
+
+    rows: list[StepRow] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    loop: LoopState | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.events)
+
+    def __add__(self, later: _Held) -> _Held:
+        return _Held(self.rows + later.rows, self.events + later.events, later.loop or self.loop)
+
+
+class _Timed:
+    """Reports a user's function that keeps the store for too long."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_error: object) -> None:
+        took_s = time.monotonic() - self._began
+        if took_s > SLOW_LOCAL_S:
+            logger.warning("%s held the store for %.2f s: local handlers must be short", self._name, took_s)
+
+
+class _UsersError(Exception):
+    """Carries what a user's function raised through the committer, whatever it is."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _users(function: Callable[[Transaction], None]) -> Transition:
+    """A user's function as a transition. A refused guard is no error of the user's."""
+
+    def run(tx: Transaction) -> None:
+        try:
+            function(tx)
+        except TransitionRefusedError:
+            raise
+        except BaseException as error:
+            raise _UsersError(error) from error
+
+    return run

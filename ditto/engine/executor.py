@@ -1,0 +1,207 @@
+"""The executor: the core loop. How a Graph moves, one step at a time or many at once.
+
+    run_graph → _run_step → bind → plan → (settle what is lost) → admit → attempt → decide → commit → dependants
+
+- `next_steps` says what may start; a chain runs in the caller's task, branches run in tasks of their own.
+- A step's value is always the decoded form of what is stored, made anew for each reader.
+- After an error no new step starts; what was started is drained, and its outcome stands.
+- An unknown outcome blocks only what depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from ditto.config import Config
+from ditto.engine.drive import Drive
+from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
+from ditto.engine.routing import Router
+from ditto.engine.scheduling import Frontier
+from ditto.engine.steps import Skipped, Step, StepEnd, is_lost
+from ditto.engine.trouble import Trouble
+from ditto.errors import DittoError, StoreClosedError, TransitionRefusedError
+from ditto.graph import Graph, Node
+from ditto.sandbox import Sandbox
+from ditto.store import queries
+from ditto.store.records import RunEnd
+from ditto.store.schema import SETTLED, StepState
+from ditto.store.values import Stored
+
+
+@dataclass(slots=True)
+class Engine:
+    """What all runs of a runtime share."""
+
+    config: Config
+    sandbox: Sandbox
+    router: Router
+    closing: bool = False
+    """No new step is started; what runs is drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphResult:
+    """What a Graph came to: the stored output of each settled node, None for a skipped one."""
+
+    outputs: dict[str, Stored | None]
+    ended: bool
+    """The run's end was committed with the last outcome."""
+
+    def decode(self) -> dict[str, Any]:
+        """The outputs as the caller gets them."""
+        return {name: None if stored is None else stored.decode() for name, stored in self.outputs.items()}
+
+
+async def run_graph(
+    engine: Engine,
+    drive: Drive,
+    graph: Graph,
+    input: Stored,
+    *,
+    prefix: str,
+    concurrency: int,
+    trouble: Trouble,
+    end: RunEnd | None = None,
+) -> GraphResult:
+    """Run what has not settled yet.
+
+    `prefix` stands before the names of the nodes in their paths. If the Graph ends a run, `end` is committed with
+    its last outcome. What goes wrong is put into `trouble`. Raises the caller's cancellation, and a DittoError if the
+    run is not ours any more or the store cannot write.
+    """
+    execution = _Execution(engine, drive, graph, input, prefix, concurrency, trouble, end)
+    await execution.run()
+    return GraphResult(execution.outputs, execution.ended)
+
+
+class _Execution:
+    """One Graph while it runs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        drive: Drive,
+        graph: Graph,
+        input: Stored,
+        prefix: str,
+        concurrency: int,
+        trouble: Trouble,
+        end: RunEnd | None,
+    ) -> None:
+        self.engine = engine
+        self.drive = drive
+        self.graph = graph
+        self.input = input
+        self.prefix = prefix
+        self.concurrency = concurrency
+        self.trouble = trouble
+        self.end = end
+        self.ended = False
+        """The run's end was committed with the last outcome."""
+        self.outputs: dict[str, Stored | None] = {}
+        for name in graph.nodes:
+            row = drive.rows.get(prefix + name)
+            if row is not None and row.state in SETTLED:
+                self.outputs[name] = row.output
+        self.frontier = Frontier(graph, {name: output is not None for name, output in self.outputs.items()})
+        self.settling = trouble.error is not None
+        """The run has failed already: what was lost is settled, and nothing else is started."""
+        if self.settling:
+            lost = [node for node in self.frontier.ready if is_lost(drive.rows.get(prefix + node.name))]
+            self.frontier.ready = deque(lost)
+        self.running = 0
+        self.changed = asyncio.Event()
+        self.stop: BaseException | None = None
+
+    async def run(self) -> None:
+        """Until nothing runs and nothing may start."""
+        # A chain needs no task group: most workflows are chains, and each step would pay for it.
+        while self._may_start() and len(self.frontier.ready) == 1:
+            await self._run_step(self.frontier.ready.popleft())
+            self._raise_stop()
+        if not self._may_start():
+            return
+        async with anyio.create_task_group() as branches:
+            while self.running or self._may_start():
+                while self._may_start() and self.running < self.concurrency:
+                    self.running += 1
+                    branches.start_soon(self._run_branch, self.frontier.ready.popleft())
+                await self.changed.wait()
+                self.changed.clear()
+        self._raise_stop()
+
+    def _may_start(self) -> bool:
+        if self.stop is None and self.drive.stopped is not None:
+            self.stop = self.drive.stopped
+        if self.stop is None and self.engine.closing and self.frontier.ready:
+            self.stop = StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
+        return bool(self.frontier.ready) and (self.settling or self.trouble.error is None) and self.stop is None
+
+    def _raise_stop(self) -> None:
+        if self.stop is not None:
+            raise self.stop
+
+    async def _run_branch(self, node: Node) -> None:
+        try:
+            await self._run_step(node)
+        finally:
+            self.running -= 1
+            self.changed.set()
+
+    async def _run_step(self, node: Node) -> None:
+        """Bring one node to its end, and see what that means for the Graph."""
+        step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble)
+        end = self.end if self.frontier.unsettled == 1 and not self.trouble else None
+        try:
+            outcome = await step.run(lambda names: self._values(names), skip=self._all_parents_skipped(node), end=end)
+        except TransitionRefusedError as refused:
+            outcome = await self._adopt(step, refused)
+        except DittoError as error:
+            self.stop = self.stop or error
+            return
+        match outcome:
+            case Completed(output):
+                self.outputs[node.name] = output
+                self._release_children(node)
+                self.ended = end is not None
+            case Skipped():
+                self.outputs[node.name] = None
+                self._release_children(node)
+            case Failed(error=record, cause=cause):
+                self.trouble.fail(record, cause)
+            case Unknown(reason):
+                self.trouble.unknown[step.path] = reason
+
+    def _release_children(self, node: Node) -> None:
+        if not self.settling:
+            self.frontier.settle(node.name)
+
+    async def _adopt(self, step: Step, refused: TransitionRefusedError) -> StepEnd:
+        """Somebody else settled the step while we were at it: what they recorded stands, and ours is late."""
+        reason = await self.drive.explain(refused)
+        row = await self.drive.store.read(queries.get_step, self.drive.run.id, step.path)
+        if reason is not refused or row is None:
+            raise reason
+        self.drive.rows[step.path] = row
+        if row.state is StepState.COMPLETED and row.output is not None:
+            return Completed(row.output)
+        error = ErrorRecord.from_text(row.error) if row.error else None
+        if row.state is StepState.FAILED and error is not None:
+            return Failed(error)
+        return Unknown("another process changed the step while it ran; run again")
+
+    def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """The named values, decoded anew for this reader; None for a skipped node."""
+        values: dict[str, Any] = {}
+        for name in names:
+            stored = self.input if name == "input" else self.outputs[name]
+            values[name] = None if stored is None else stored.decode()
+        return values
+
+    def _all_parents_skipped(self, node: Node) -> bool:
+        return bool(node.after) and all(self.outputs[parent] is None for parent in node.after)

@@ -1,0 +1,287 @@
+"""Opening: what a run id stands for, and whether this runtime may drive it.
+
+no such run                           → create_run
+another workflow or input             → RunConflictError
+closed                                → what is saved; or a new generation, or reopened, if asked for
+open, its owner alive                 → RunBusyError
+open, code does not fit               → RunBlockedError
+open                                  → claim_run
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import uuid_utils
+
+from ditto.engine.changes import list_differences
+from ditto.engine.drive import Drive
+from ditto.engine.outcomes import ErrorRecord
+from ditto.engine.ownership import Owner
+from ditto.engine.trouble import exhausted
+from ditto.errors import (
+    DefinitionError,
+    DittoError,
+    RunBlockedError,
+    RunBusyError,
+    RunCancelledError,
+    RunConflictError,
+    TransitionRefusedError,
+)
+from ditto.graph import Graph
+from ditto.loop import Loop
+from ditto.store import queries, transitions
+from ditto.store.records import INTERRUPTED, Event, Fence, LoopState, NewRun, RunRow
+from ditto.store.schema import CLOSED, REOPENABLE, RunStatus
+from ditto.store.store import Store
+from ditto.store.values import Stored, digest
+
+OnFinished: TypeAlias = Literal["return", "new", "new_if_failed", "reopen"]
+
+ON_FINISHED: tuple[OnFinished, ...] = ("return", "new", "new_if_failed", "reopen")
+
+RUN_ID_BYTES_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller wants to run."""
+
+    run_id: str | None
+    workflow: Graph | Loop
+    input: Stored
+    on_finished: OnFinished
+
+    @property
+    def kind(self) -> str:
+        """`graph` or `loop`."""
+        return "graph" if isinstance(self.workflow, Graph) else "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The run is ours to drive."""
+
+    drive: Drive
+    loop: LoopState | None
+    error: ErrorRecord | None
+    """The first error of a run that is still unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The run is closed, and what it came to is saved."""
+
+    run: RunRow
+
+
+def check_run_id(run_id: str | None) -> str | None:
+    """A run id is 1 to 512 bytes of text without control characters; None asks for a fresh one."""
+    if run_id is None:
+        return None
+    if not str(run_id).strip() or not str(run_id).isprintable():
+        raise DefinitionError(f"run id {run_id!r}: it must be text without control characters")
+    if len(run_id.encode(errors="replace")) > RUN_ID_BYTES_MAX:
+        raise DefinitionError(f"run id {run_id[:40]!r}…: it is longer than {RUN_ID_BYTES_MAX} bytes")
+    return run_id
+
+
+def check_on_finished(on_finished: str) -> None:
+    """Refuse a word that is none of ON_FINISHED."""
+    if on_finished not in ON_FINISHED:
+        raise DefinitionError(f"on_finished={on_finished!r}: use one of {', '.join(ON_FINISHED)}")
+
+
+async def open_run(store: Store, owner: Owner, request: Request) -> Opened | Closed:
+    """Create the run, claim it, or find it closed. Raises what the table above names."""
+    generation = 1
+    while True:
+        # Creating first costs a new run no read; an id that exists is refused by the guard.
+        opened = await _create(store, owner, request, generation)
+        if opened is not None:
+            return opened
+        assert request.run_id is not None
+        run = await store.read(queries.get_run, request.run_id)
+        assert run is not None
+        if run.status in CLOSED:
+            if _wants_new_generation(run, request.on_finished):
+                generation = run.generation + 1
+                continue
+            await _refuse_conflict(store, run, request)
+            if not _wants_reopening(run, request):
+                return Closed(run)
+        else:
+            await _refuse_conflict(store, run, request)
+        try:
+            return await _claim(store, owner, run, request)
+        except TransitionRefusedError:
+            continue
+
+
+def raise_saved(run: RunRow) -> None:
+    """Raise what a closed run came to, unless it completed."""
+    error: DittoError | None = None
+    if run.status is RunStatus.FAILED and run.error is not None:
+        error = ErrorRecord.from_text(run.error).to_error(run.run_id)
+    elif run.status is RunStatus.EXHAUSTED:
+        error = exhausted(run.run_id, run.workflow, run.iteration)
+    elif run.status is RunStatus.CANCELLED:
+        error = RunCancelledError(f"run {run.run_id} was cancelled", run_id=run.run_id)
+    if error is not None:
+        raise error
+
+
+async def _create(store: Store, owner: Owner, request: Request, generation: int) -> Opened | None:
+    run_id = request.run_id or str(uuid_utils.uuid7())
+    workflow = request.workflow
+    loop = LoopState(0, request.input) if isinstance(workflow, Loop) else None
+    new = NewRun(
+        run_id=run_id,
+        generation=generation,
+        kind=request.kind,
+        workflow=workflow.name,
+        version=workflow.version,
+        input=request.input,
+        input_digest=digest(request.input.body),
+        owner=owner.id,
+        state=None if loop is None else loop.state,
+    )
+    event = Event("run_created", body={"workflow": workflow.name, "generation": generation})
+    created = store.commit(lambda tx: transitions.create_run(tx, new, (event,)), points=[f"{workflow.name}:created"])
+    try:
+        await created
+    except TransitionRefusedError:
+        return None
+    except asyncio.CancelledError:
+        if created.exception() is None:
+            await _let_go(store, Fence(created.result(), owner.id, 1, run_id, workflow.name))
+        raise
+    run = _as_created(created.result(), new, store.clock.now_us())
+    fence = Fence(run.id, owner.id, run.fence, run_id, workflow.name)
+    return Opened(Drive(store, run, fence, {}), loop, None)
+
+
+async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> Opened:
+    if run.owner is not None and run.owner != owner.id and owner.is_alive(run.owner):
+        raise RunBusyError(
+            f"run {run.run_id} is driven by another runtime, which is alive; wait for it, or cancel the run",
+            run_id=run.run_id,
+            retryable=True,
+        )
+    workflow = request.workflow
+    prefix = "" if isinstance(workflow, Graph) else f"{run.iteration + 1}/"
+    rows = {row.path: row for row in await store.read(queries.list_steps, run.id, prefix)}
+    if isinstance(workflow, Graph):
+        differences = list_differences(workflow, rows)
+        if differences:
+            raise RunBlockedError(
+                f"run {run.run_id}: the code changed under it: {'; '.join(differences)}. "
+                "Run it with the code that it was started with, or cancel it",
+                differences=tuple(differences),
+                run_id=run.run_id,
+            )
+    state = await store.read(queries.load_value, run.state)
+    event = Event("run_reopened" if run.status in REOPENABLE else "run_resumed", body={"was": run.status.value})
+    fence = Fence(run.id, owner.id, run.fence + 1, run.run_id, workflow.name)
+    claimed = store.commit(
+        lambda tx: transitions.claim_run(tx, run, owner.id, (event,)), points=[f"{workflow.name}:claimed"]
+    )
+    try:
+        await claimed
+    except asyncio.CancelledError:
+        if claimed.exception() is None:
+            await _let_go(store, fence)
+        raise
+    drive = Drive(store, run, fence, rows)
+    keeps_error = run.error is not None and run.status in (RunStatus.UNKNOWN, RunStatus.RUNNING)
+    return Opened(
+        drive,
+        None if state is None else LoopState(run.iteration, state),
+        ErrorRecord.from_text(run.error) if keeps_error and run.error is not None else None,
+    )
+
+
+async def _let_go(store: Store, fence: Fence) -> None:
+    """The caller was cancelled just as the run became ours: nobody drives it."""
+    with anyio.CancelScope(shield=True):
+        await store.commit(lambda tx: transitions.release_run(tx, fence, INTERRUPTED))
+
+
+def _as_created(key: int, new: NewRun, at: int) -> RunRow:
+    """The row of a run that was just created, without reading it."""
+    return RunRow(
+        id=key,
+        run_id=new.run_id,
+        generation=new.generation,
+        kind=new.kind,
+        workflow=new.workflow,
+        version=new.version,
+        input=new.input.column,
+        input_digest=new.input_digest,
+        status=RunStatus.RUNNING,
+        owner=new.owner,
+        fence=1,
+        seq=1,
+        iteration=0,
+        state=None if new.state is None else new.state.column,
+        error=None,
+        created_at=at,
+        updated_at=at,
+    )
+
+
+async def _refuse_conflict(store: Store, run: RunRow, request: Request) -> None:
+    workflow = request.workflow
+    if (run.kind, run.workflow) != (request.kind, workflow.name):
+        raise RunConflictError(
+            f"run {run.run_id} belongs to {run.kind} {run.workflow!r}, not to {request.kind} {workflow.name!r}; "
+            "use another id",
+            run_id=run.run_id,
+        )
+    if run.input_digest != digest(request.input.body):
+        recorded = await store.read(queries.load_value, run.input)
+        where = "" if recorded is None else _first_difference(recorded.decode(), request.input.decode(), "input")
+        raise RunConflictError(
+            f"run {run.run_id} was started with another input: it differs at {where or 'the order of its keys'}; "
+            "use another id",
+            run_id=run.run_id,
+        )
+
+
+def _wants_new_generation(run: RunRow, on_finished: OnFinished) -> bool:
+    return on_finished == "new" or (on_finished == "new_if_failed" and run.status in REOPENABLE)
+
+
+def _wants_reopening(run: RunRow, request: Request) -> bool:
+    """Asked for by name; or a loop that hit its guard is run again with a higher one."""
+    if run.status not in REOPENABLE:
+        return False
+    if request.on_finished == "reopen":
+        return True
+    return (
+        run.status is RunStatus.EXHAUSTED
+        and isinstance(request.workflow, Loop)
+        and request.workflow.max_iterations > run.iteration
+    )
+
+
+def _first_difference(recorded: Any, given: Any, path: str) -> str:
+    """The path of the first difference of two JSON values; never a value, which might be private."""
+    if isinstance(recorded, dict) and isinstance(given, dict):
+        for key in [*recorded, *(key for key in given if key not in recorded)]:
+            if (key in recorded) != (key in given):
+                return f"{path}.{key}"
+            if found := _first_difference(recorded[key], given[key], f"{path}.{key}"):
+                return found
+        return ""
+    if isinstance(recorded, list) and isinstance(given, list):
+        if len(recorded) != len(given):
+            return f"the length of {path}"
+        for index, (was, now) in enumerate(zip(recorded, given, strict=True)):
+            if found := _first_difference(was, now, f"{path}[{index}]"):
+                return found
+        return ""
+    return "" if type(recorded) is type(given) and recorded == given else path

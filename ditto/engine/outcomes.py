@@ -1,0 +1,253 @@
+"""Outcomes: what an attempt at a step came to, as a value. Deciding touches no store; committing comes after.
+
+How an attempt ended, and what that means for each effect class:
+
+| the handler …            | write               | infer             | pure, read, idempotent, local |
+|--------------------------|---------------------|-------------------|-------------------------------|
+| returned a value         | completed           | completed         | completed                     |
+| … that cannot be used    | failed for good     | failed for good   | failed                        |
+| raised EffectNotMade     | refused             | refused           | failed, may be tried again    |
+| raised EffectRejected    | failed for good     | failed for good   | failed for good               |
+| raised OutputError       | failed for good     | failed (invalid)  | failed                        |
+| raised anything else     | unknown             | unknown           | failed, may be tried again    |
+| missed its deadline      | unknown             | unknown           | failed, may be tried again    |
+| was cancelled            | unknown             | unknown           | nothing is recorded           |
+
+A `write` or `infer` attempt that said `ctx.not_made(…)` before it was cut short is refused, not unknown. A worker may
+turn a definite failure into a value (`Action.failure`): a tool's error is a value for the workflow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from pydantic import ValidationError
+
+from ditto.contracts import Json
+from ditto.effects import EffectClass
+from ditto.errors import (
+    STEP_ERRORS,
+    DittoError,
+    EffectNotMade,
+    EffectRejected,
+    InvalidValueError,
+    LimitExceededError,
+    OutputError,
+    StepError,
+    StepTimeoutError,
+    ToolError,
+)
+from ditto.store.values import Stored
+from ditto.worker import Action, as_data
+
+MESSAGE_MAX: Final = 2_000
+"""Characters of an error's message that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """An error as it is stored, and raised again from: names and texts only, never code."""
+
+    kind: str
+    """The class of the tree that it comes back as; one of STEP_ERRORS."""
+    type: str
+    """The name of the exception that was raised."""
+    message: str
+    code: str
+    retryable: bool = False
+    final: bool = False
+    """Trying the step again is not allowed, not even by reopening the run."""
+    step: str | None = None
+
+    def to_text(self) -> str:
+        """The stored form."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}, ensure_ascii=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> ErrorRecord:
+        """The record in a stored form."""
+        return cls(**json.loads(text))
+
+    def to_error(self, run_id: str) -> StepError:
+        """The exception that the caller gets: the same in the first run and after a restart."""
+        return STEP_ERRORS.get(self.kind, StepError)(
+            self.message,
+            code=self.code,
+            retryable=self.retryable,
+            run_id=run_id,
+            step=self.step,
+            error_type=self.type,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The step has a value."""
+
+    output: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The step failed, with a definite outcome. `instead` is the value that its worker makes of that, if any."""
+
+    error: ErrorRecord
+    cause: BaseException | None = None
+    kept: Stored | None = None
+    instead: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing happened in the world; another attempt may be made."""
+
+    error: ErrorRecord
+    cause: BaseException | None = None
+    instead: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The effect may have been made or not."""
+
+    reason: str
+    cause: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The caller was cancelled before there was an outcome that matters: nothing is recorded."""
+
+
+Outcome: TypeAlias = Completed | Failed | Refused | Unknown | Cut
+Encode: TypeAlias = Callable[[Any, str], Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended, before anything is decided about it. Exactly one of the fields is set."""
+
+    value: Any = None
+    error: Exception | None = None
+    deadline_s: float | None = None
+    own_deadline: bool = False
+    """The deadline was the action's own, not the node's."""
+    cancelled: bool = False
+    not_made: str | None = None
+
+
+def decide(action: Action, end: End, path: str, encode: Encode, redact: Callable[[str], str]) -> Outcome:
+    """What an attempt's end means. Pure, but for the encoding of the value."""
+    deciding = _Deciding(action, path, encode, redact)
+    if end.error is not None:
+        return deciding.error(end.error)
+    if end.deadline_s is not None:
+        return deciding.deadline(end)
+    if end.cancelled:
+        return deciding.cancelled(end)
+    return deciding.value(end.value)
+
+
+def record_error(
+    error: BaseException, path: str | None, redact: Callable[[str], str], *, final: bool = False
+) -> ErrorRecord:
+    """The record of an exception: its class in the tree if it has one, its name, its text."""
+    kind = type(error).__name__ if type(error).__name__ in STEP_ERRORS else StepError.__name__
+    message = error.message if isinstance(error, DittoError) else str(error)
+    return ErrorRecord(
+        kind=kind,
+        type=error.error_type if isinstance(error, StepError) else type(error).__name__,
+        message=redact(message)[:MESSAGE_MAX] or type(error).__name__,
+        code=error.code if isinstance(error, DittoError) else StepError.default_code,
+        retryable=bool(getattr(error, "retryable", False)),
+        final=final,
+        step=path,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Deciding:
+    action: Action
+    path: str
+    encode: Encode
+    redact: Callable[[str], str]
+
+    def value(self, value: Any) -> Outcome:
+        try:
+            return Completed(self._encoded(value))
+        except (ValidationError, InvalidValueError, LimitExceededError, OutputError) as error:
+            return self._unusable(error)
+
+    def error(self, error: Exception) -> Outcome:
+        effect = self.action.effect
+        if isinstance(error, OutputError):
+            return self._unusable(error)
+        if isinstance(error, EffectRejected | ToolError):
+            return Failed(
+                self._record(error, final=isinstance(error, EffectRejected)), error, instead=self._instead(error)
+            )
+        if isinstance(error, EffectNotMade):
+            if effect.admitted:
+                return Refused(self._record(error), error, self._instead(error))
+            return Failed(self._record(error), error, instead=self._instead(error))
+        if effect.admitted:
+            return Unknown(self.redact(f"{type(error).__name__}: {error}")[:MESSAGE_MAX], error)
+        return Failed(self._record(error), error, instead=self._instead(error))
+
+    def deadline(self, end: End) -> Outcome:
+        text = f"{self.action.label} missed its deadline of {end.deadline_s} s"
+        if self.action.effect.admitted:
+            if end.not_made is not None:
+                error = EffectNotMade(f"{text}; {end.not_made}", code=StepTimeoutError.default_code, retryable=True)
+                return Refused(self._record(error), error, self._instead(error))
+            return Unknown(text)
+        missed = StepTimeoutError(text, retryable=True)
+        return Failed(self._record(missed), missed, instead=self._instead(missed) if end.own_deadline else None)
+
+    def cancelled(self, end: End) -> Outcome:
+        if not self.action.effect.admitted:
+            return Cut()
+        if end.not_made is not None:
+            return Refused(self._record(EffectNotMade(end.not_made, code="effect.cancelled", retryable=True)))
+        return Unknown("the caller was cancelled while the attempt was under way")
+
+    def _encoded(self, value: Any) -> Stored:
+        result = as_data(self.action.result(value))
+        if self.action.output is not None:
+            result = self.action.output.model_validate(result).model_dump(mode="json")
+        return self.encode(result, f"the output of {self.action.label}")
+
+    def _unusable(self, error: Exception) -> Failed:
+        """The effect was made, and its result cannot be used; what was received is kept where it can be."""
+        text = (
+            error.message
+            if isinstance(error, DittoError)
+            else f"the output of {self.action.label} is not valid: {error}"
+        )
+        code = error.code if isinstance(error, OutputError) else None
+        final = self.action.effect in (EffectClass.WRITE, EffectClass.INFER)
+        kept = self._kept(getattr(error, "kept", None))
+        return Failed(self._record(OutputError(text, code=code), final=final), error, kept=kept)
+
+    def _kept(self, kept: Json) -> Stored | None:
+        if kept is None:
+            return None
+        what = f"what {self.action.label} received"
+        try:
+            return self.encode(kept, what)
+        except LimitExceededError as error:
+            return self.encode({"not_kept": error.message}, what)
+
+    def _instead(self, error: Exception) -> Stored | None:
+        if self.action.effect is EffectClass.LOCAL:
+            return None
+        value = self.action.failure(error)
+        if value is None:
+            return None
+        return self.encode(as_data(value), f"the failure of {self.action.label}")
+
+    def _record(self, error: Exception, *, final: bool = False) -> ErrorRecord:
+        return record_error(error, self.path, self.redact, final=final)

@@ -1,0 +1,488 @@
+"""One step: from its bind to its commit.
+
+run ─ skip?
+    ─ plan ─ slot ┬ local:  handler and commit in one transaction
+                  └ others: (look-up of a lost outcome) → admit → attempt → decide → (look-up) → commit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+from pydantic import ValidationError
+
+from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
+from ditto.engine.attempts import choose_deadline, make_attempt
+from ditto.engine.outcomes import (
+    Completed,
+    Cut,
+    End,
+    ErrorRecord,
+    Failed,
+    Outcome,
+    Refused,
+    Unknown,
+    decide,
+    record_error,
+)
+from ditto.errors import EffectNotMade, EffectRejected, InvalidValueError, OutputError, TransitionRefusedError
+from ditto.graph import STEP_TYPE, Node
+from ditto.signatures import is_async
+from ditto.store.records import Event, RunEnd, Seen, StepRow
+from ditto.store.schema import StepState
+from ditto.store.values import Stored
+from ditto.worker import Action, StepContext
+from ditto.worker import Outcome as RecordedOutcome
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from ditto.engine.drive import Drive
+    from ditto.engine.executor import Engine
+    from ditto.engine.trouble import Trouble
+
+Values: TypeAlias = Callable[[tuple[str, ...]], dict[str, Any]]
+"""Gives each named value its reader asks for, made anew from what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The step does not run: its condition says so, or all its parents were skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Resend:
+    """The other side has no record of the attempt, and that is final: another one may be made, under the same key."""
+
+    reason: str
+
+
+StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown
+
+
+def is_lost(row: StepRow | None) -> bool:
+    """Whether an attempt was admitted and its outcome is not known."""
+    return row is not None and row.state in (StepState.ADMITTED, StepState.UNKNOWN)
+
+
+class Step:
+    """One node of one run, while it is brought to its end."""
+
+    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str, trouble: Trouble) -> None:
+        self.trouble = trouble
+        self.engine = engine
+        self.drive = drive
+        self.node = node
+        self.path = path
+        self.row = drive.rows.get(path)
+        self.attempt = 0 if self.row is None else self.row.attempt
+        self.resent = False
+
+    async def run(self, values: Values, *, skip: bool, end: RunEnd | None) -> StepEnd:
+        """Bring the step to its end. `end`, the run's own, is committed with a value of the step, and only then.
+
+        Raises the caller's cancellation, TransitionRefusedError if somebody else moved the step or the run, and
+        StoreError if the store cannot write.
+        """
+        if (failed := self._failed_for_good()) is not None:
+            return failed
+        lost = is_lost(self.row)
+        try:
+            if not lost and (skip or not self._wanted(values)):
+                return await self._skip()
+            action = self._plan(values)
+        except Exception as error:  # noqa: BLE001 - a user's function raised: that fails the step
+            if lost:
+                return Unknown(f"it cannot be looked up: {type(error).__name__}: {error}")
+            return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
+        route = self.engine.router.route(self.node.type)
+        async with route.limiter or nullcontext():
+            try:
+                resources = await route.open_resources()
+            except Exception as error:  # noqa: BLE001 - the worker's own factory raised
+                return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
+            if action.effect is EffectClass.LOCAL:
+                return await self._run_local(action, resources, end)
+            return await self._carry_out(action, resources, end)
+
+    # Before the attempt
+
+    def _failed_for_good(self) -> Failed | None:
+        if self.row is None or self.row.state is not StepState.FAILED or self.row.error is None:
+            return None
+        error = ErrorRecord.from_text(self.row.error)
+        return Failed(error) if error.final else None
+
+    def _wanted(self, values: Values) -> bool:
+        return self.node.when is None or bool(self.node.when(**values(self.node.when_names)))
+
+    def _plan(self, values: Values) -> Action:
+        """The Action for the bound arguments; for a lost attempt, for the arguments that it was admitted with."""
+        node = self.node
+        recorded = self.row.arguments if self.row is not None and is_lost(self.row) else None
+        if node.type == STEP_TYPE:
+            return node.plan_step(values(node.bind_names) if recorded is None else recorded.decode())
+        handler = self.engine.router.handler(node.type)
+        if recorded is not None:
+            arguments = recorded.decode()
+        elif node.bind is None:
+            arguments = values(("input",))["input"]
+        else:
+            arguments = node.bind(**values(node.bind_names))
+        if handler.input is not None and not isinstance(arguments, handler.input):
+            try:
+                arguments = handler.input.model_validate(arguments)
+            except ValidationError as error:
+                raise InvalidValueError(f"the arguments of node {node.name} do not fit {node.type}: {error}") from error
+        return handler.plan(arguments)
+
+    async def _skip(self) -> Skipped:
+        row = self._new_row(StepState.SKIPPED, effect=None)
+        if self.row is None:
+            self.drive.hold(row, Event("step_skipped", self.path))
+        else:
+            await self.drive.record(row, Event("step_skipped", self.path), seen=self._seen())
+        return Skipped()
+
+    # Attempts
+
+    async def _carry_out(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
+        """Attempt after attempt, until one's outcome stands."""
+        if is_lost(self.row):
+            found = await self._settle(action, resources, Unknown(self._lost_reason()))
+            if isinstance(found, _Resend) and self.trouble.error is not None:
+                found = self._not_made(found.reason)
+            if not isinstance(found, _Resend):
+                return await self._commit(found, action, end)
+        while True:
+            outcome = await self._attempt(action, resources)
+            if isinstance(outcome, Unknown):
+                settled = await self._settle(action, resources, outcome)
+                if isinstance(settled, _Resend):
+                    if not self.resent:
+                        self.resent = True
+                        continue
+                    settled = self._not_made(settled.reason)
+                outcome = settled
+            delay_s = self._retry_delay(outcome, action)
+            if delay_s is None:
+                return await self._commit(outcome, action, end)
+            assert isinstance(outcome, Failed | Refused)
+            await self._commit_retry(outcome, delay_s)
+            await anyio.sleep(delay_s)
+
+    async def _attempt(self, action: Action, resources: Any) -> Outcome:
+        """Admit, where the class asks for it, then call the handler once."""
+        self.attempt += 1
+        if action.effect.admitted:
+            await self._admit(action)
+        elif not action.effect.held:
+            await self.drive.barrier()
+        ctx = self._context(action, resources)
+        route = self.engine.router.route(self.node.type)
+        deadline = choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
+        made = await make_attempt(action, ctx, deadline, route.threads, self._late)
+        outcome = self._decide(action, made)
+        if made.cancelled:
+            if not isinstance(outcome, Cut):
+                await self._shielded(self._commit(outcome, action, None))
+            raise asyncio.CancelledError
+        return outcome
+
+    async def _admit(self, action: Action) -> None:
+        """The last durable act before the attempt. A cancellation that comes with it finds nothing attempted."""
+        arguments = self.drive.store.encode(action.recorded(), f"the arguments of {action.label}")
+        row = self._new_row(StepState.ADMITTED, effect=action.effect, key=self._key(action), arguments=arguments)
+        body = {"attempt": self.attempt, "key": row.key}
+        try:
+            await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
+        except asyncio.CancelledError:
+            self.row = row
+            await self._shielded(
+                self._commit(self._not_made("the caller was cancelled before the attempt"), action, None)
+            )
+            raise
+        self.row = row
+
+    def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:
+        """Seconds until the next attempt; None if there is none. Only what is safe to repeat is tried again."""
+        retry = self.node.retry
+        if retry is None or self.attempt >= retry.max_attempts or not isinstance(outcome, Failed | Refused):
+            return None
+        if self.trouble.error is not None:
+            return None
+        if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
+            return None
+        return retry.delay_s(self.attempt)
+
+    # Lost outcomes
+
+    async def _settle(self, action: Action, resources: Any, unknown: Unknown) -> Outcome | _Resend:
+        """What is known of a lost outcome: the look-up's answer, the policy for model calls, or nothing."""
+        if action.effect is EffectClass.INFER:
+            if self.engine.config.runtime.on_unknown_model_call == "ask_again":
+                return _Resend("by policy, a model call with no recorded answer is asked again")
+            return unknown
+        if action.lookup is None:
+            return unknown
+        try:
+            return await self._look_up(action, resources, unknown)
+        except asyncio.CancelledError:
+            await self._shielded(self._commit(unknown, action, None))
+            raise
+
+    async def _look_up(self, action: Action, resources: Any, unknown: Unknown) -> Outcome | _Resend:
+        assert action.lookup is not None
+        ctx = self._context(action, resources)
+        reason = unknown.reason
+        while True:
+            try:
+                answer = await self._ask(action.lookup, ctx)
+            except Exception as error:  # noqa: BLE001 - a look-up that fails settles nothing
+                return Unknown(self._redact(f"{reason}; the look-up failed: {type(error).__name__}: {error}"), error)
+            match answer:
+                case Committed(value):
+                    return self._decide(action, End(value=value))
+                case Rejected(text, code):
+                    return self._decide(action, End(error=EffectRejected(text, code=code)))
+                case Absent() if action.absence_is_final:
+                    wait_s = self._grace_left_s(action)
+                    if wait_s <= 0:
+                        return _Resend(f"{reason}; the look-up found no trace of it")
+                    await anyio.sleep(wait_s)
+                case Absent():
+                    return Unknown(f"{reason}; the look-up found nothing, which does not prove that nothing was done")
+                case Pending():
+                    return Unknown(f"{reason}; the look-up says it is pending")
+                case Many(ids):
+                    return Unknown(f"{reason}; the look-up found more than one: {', '.join(ids)}")
+                case _:
+                    return Unknown(f"{reason}; the look-up answered {type(answer).__name__}, which is no LookupResult")
+
+    async def _ask(self, lookup: Callable[[str, StepContext], Any], ctx: StepContext) -> Any:
+        """Call a look-up: an `async def` here, a `def` in a thread, like handlers."""
+        if is_async(lookup):
+            return await lookup(ctx.key, ctx)
+        threads = self.engine.router.route(self.node.type).threads
+        answer = await threads.run(lambda: lookup(ctx.key, ctx), lambda _result, _error: None)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _grace_left_s(self, action: Action) -> float:
+        admitted_at = self.row.admitted_at if self.row is not None else None
+        if not action.absence_grace_s or admitted_at is None:
+            return 0.0
+        return action.absence_grace_s - (self.drive.store.clock.now_us() - admitted_at) / 1_000_000
+
+    def _lost_reason(self) -> str:
+        assert self.row is not None
+        if self.row.error is not None:
+            reason: str = json.loads(self.row.error)["message"]
+            return reason
+        return f"attempt {self.row.attempt} was admitted, and the process ended before its outcome was recorded"
+
+    # Commits
+
+    async def _commit(self, outcome: Outcome, action: Action, end: RunEnd | None) -> StepEnd:
+        """Make an outcome durable, or hold it if it may wait."""
+        match outcome:
+            case Completed(output):
+                return await self._commit_value(output, action, end, None)
+            case Failed(error, instead=Stored() as instead) | Refused(error, instead=Stored() as instead):
+                return await self._commit_value(instead, action, end, error)
+            case Failed():
+                return await self._commit_failure(outcome)
+            case Refused(error, cause):
+                row = self._new_row(StepState.REFUSED, like=self.row, error=error.to_text())
+                await self._record(row, Event("step_refused", self.path, _error_body(error, self.attempt)))
+                return Failed(error, cause)
+            case Unknown(reason):
+                error = ErrorRecord("StepError", "Unknown", reason, "outcome.unknown", step=self.path)
+                row = self._new_row(StepState.UNKNOWN, like=self.row, error=error.to_text())
+                await self._record(row, Event("step_unknown", self.path, _error_body(error, self.attempt)))
+                return outcome
+            case Cut():
+                raise asyncio.CancelledError
+
+    async def _commit_value(
+        self, output: Stored, action: Action, end: RunEnd | None, error: ErrorRecord | None
+    ) -> StepEnd:
+        body = {"attempt": self.attempt} if self.attempt > 1 else None
+        event = Event("step_completed", self.path, body if error is None else _error_body(error, self.attempt))
+        row = self._new_row(StepState.COMPLETED, like=self.row, effect=action.effect, output=output)
+        if action.record is not None:
+            return await self._commit_with_part(row, event, action, end)
+        if action.effect.held and self.row is None and end is None:
+            self.drive.hold(row, event)
+        else:
+            await self._record(row, event, end)
+        return Completed(output)
+
+    async def _commit_with_part(self, row: StepRow, event: Event, action: Action, end: RunEnd | None) -> StepEnd:
+        """The commit part runs in the transaction of the outcome. If it raises, the outcome is kept without it."""
+        assert action.record is not None
+        assert row.output is not None
+        part, told = action.record, self._told(action, row.output)
+        try:
+            await self.drive.record_with(row, event, lambda db: part(db, told), seen=self._seen(), end=end)
+        except (asyncio.CancelledError, TransitionRefusedError):
+            raise
+        except Exception as error:
+            if self.drive.stopped is not None:
+                raise
+            text = f"the outcome is known, but its commit part raised {type(error).__name__}: {error}"
+            record = record_error(OutputError(text), self.path, self._redact, final=True)
+            return await self._commit_failure(Failed(record, error, kept=row.output))
+        self.row = row
+        return Completed(row.output)
+
+    async def _commit_failure(self, failed: Failed) -> Failed:
+        row = self._new_row(StepState.FAILED, like=self.row, output=failed.kept, error=failed.error.to_text())
+        await self._record(row, Event("step_failed", self.path, _error_body(failed.error, max(self.attempt, 1))))
+        return failed
+
+    async def _commit_retry(self, outcome: Failed | Refused, delay_s: float) -> None:
+        """Another attempt follows. That an admitted one changed nothing must be durable before the wait."""
+        body = {**_error_body(outcome.error, self.attempt), "delay_s": round(delay_s, 3)}
+        event = Event("step_retrying", self.path, body)
+        if isinstance(outcome, Refused):
+            await self._record(self._new_row(StepState.REFUSED, like=self.row, error=outcome.error.to_text()), event)
+        else:
+            self.drive.hold_event(event)
+
+    async def _run_local(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
+        """Handler, validation, outcome and events in one transaction; whatever goes wrong undoes all of it."""
+        self.attempt += 1
+        ctx = self._context(action, resources)
+
+        def handle(connection: Connection) -> tuple[StepRow, Event]:
+            ctx._connection = connection
+            outcome = self._decide(action, End(value=action.call(ctx)))
+            if not isinstance(outcome, Completed):
+                assert isinstance(outcome, Failed)
+                raise _LocalFailed(outcome)
+            if action.record is not None:
+                action.record(connection, self._told(action, outcome.output))
+            row = self._new_row(StepState.COMPLETED, like=self.row, effect=action.effect, output=outcome.output)
+            return row, Event("step_completed", self.path)
+
+        try:
+            row = await self.drive.run_local(self.path, handle, seen=self._seen(), end=end)
+        except _LocalFailed as failed:
+            return await self._commit_failure(failed.outcome)
+        except (asyncio.CancelledError, TransitionRefusedError):
+            raise
+        except BaseException as error:
+            if self.drive.stopped is not None:
+                raise
+            outcome = self._decide(
+                action, End(error=error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            )
+            assert isinstance(outcome, Failed)
+            return await self._commit_failure(outcome)
+        self.row = row
+        assert row.output is not None
+        return Completed(row.output)
+
+    async def _record(self, row: StepRow, event: Event, end: RunEnd | None = None) -> None:
+        await self.drive.record(row, event, seen=self._seen(), end=end)
+        self.row = row
+
+    # Small things
+
+    def _new_row(
+        self,
+        state: StepState,
+        *,
+        like: StepRow | None = None,
+        effect: EffectClass | None = None,
+        key: str | None = None,
+        arguments: Stored | None = None,
+        output: Stored | None = None,
+        error: str | None = None,
+    ) -> StepRow:
+        """The step's row in a new state. What an admission recorded stays with it."""
+        return StepRow(
+            path=self.path,
+            type=self.node.type,
+            version=self.node.version,
+            after=_names(self.node.after),
+            effect=like.effect if like is not None and effect is None else effect,
+            state=state,
+            attempt=self.attempt,
+            key=like.key if like is not None and key is None else key,
+            arguments=like.arguments if like is not None and arguments is None else arguments,
+            output=output,
+            error=error,
+            admitted_at=None if like is None else like.admitted_at,
+        )
+
+    def _seen(self) -> Seen | None:
+        return None if self.row is None else Seen(self.row.state, self.row.attempt)
+
+    def _key(self, action: Action) -> str:
+        run = self.drive.run
+        return action.key if action.key is not None else f"{run.run_id}/{run.generation}/{self.path}"
+
+    def _context(self, action: Action, resources: Any) -> StepContext:
+        recorded = self.row.key if self.row is not None and is_lost(self.row) else None
+        route = self.engine.router.route(self.node.type)
+        return StepContext(
+            run_id=self.drive.run.run_id,
+            path=self.path,
+            key=recorded or self._key(action),
+            attempt=max(self.attempt, 1),
+            config=self.engine.config,
+            sandbox=self.engine.sandbox,
+            logger=route.logger,
+            resources=resources,
+        )
+
+    def _told(self, action: Action, output: Stored) -> RecordedOutcome:
+        return RecordedOutcome(
+            value=output.decode(),
+            arguments=action.arguments,
+            key=self._key(action),
+            run_id=self.drive.run.run_id,
+            path=self.path,
+        )
+
+    def _decide(self, action: Action, end: End) -> Outcome:
+        return decide(action, end, self.path, self.drive.store.encode, self._redact)
+
+    def _not_made(self, reason: str) -> Refused:
+        return Refused(record_error(EffectNotMade(reason, retryable=True), self.path, self._redact))
+
+    def _redact(self, text: str) -> str:
+        return self.drive.store.redact(text)
+
+    def _late(self, result: Any, error: BaseException | None) -> None:
+        """A handler that nobody waits for any more has ended: a line of history, never an outcome."""
+        self.drive.note_late(self.path, self.attempt, result, error)
+
+    @staticmethod
+    async def _shielded(work: Awaitable[Any]) -> None:
+        with anyio.CancelScope(shield=True):
+            await work
+
+
+class _LocalFailed(Exception):
+    """Undoes the transaction of a `local` handler whose value cannot be used."""
+
+    def __init__(self, outcome: Failed) -> None:
+        super().__init__(outcome.error.message)
+        self.outcome = outcome
+
+
+def _error_body(error: ErrorRecord, attempt: int) -> dict[str, Any]:
+    return {"attempt": attempt, "code": error.code, "error": error.type, "message": error.message[:200]}
+
+
+def _names(after: tuple[str, ...]) -> str:
+    return json.dumps(after, separators=(",", ":")) if after else "[]"

@@ -1,0 +1,60 @@
+"""Views: what the runtime tells of runs, steps and events. Data only, as it stood when it was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ditto.errors import StepError
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """One step of a run: `state` is admitted, completed, failed, skipped, refused or unknown."""
+
+    path: str
+    type: str
+    effect: str | None
+    state: str
+    attempt: int
+    key: str | None
+    output: Any
+    """The value, or what was received from an attempt that failed for good; None where there is none."""
+    error: StepError | None
+    admitted_at: datetime | None
+    settled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One run, its newest generation. `status` is one of the words of the state machine in the docs."""
+
+    run_id: str
+    generation: int
+    kind: str
+    workflow: str
+    version: str
+    status: str
+    iteration: int
+    state: Any
+    """A Loop's state after `iteration` rounds; None for a Graph."""
+    error: StepError | None
+    created_at: datetime
+    updated_at: datetime
+    steps: tuple[StepInfo, ...]
+
+    def step(self, path: str) -> StepInfo | None:
+        """The step with this path, if it has a record."""
+        return next((step for step in self.steps if step.path == path), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo:
+    """One line of a run's history. `number` counts from 1 within the run."""
+
+    number: int
+    at: datetime
+    kind: str
+    step: str | None
+    body: Any

@@ -1,0 +1,441 @@
+"""The runtime: what an application holds. It opens the store, drives runs, and answers questions about them.
+
+`create_ditto()` reads nothing and opens nothing; the store is opened by the first call, or on entering `async with`.
+Start reading at `Runtime.run`; how a run moves is in `ditto.engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+
+from ditto.clock import Clock, to_datetime
+from ditto.config import Config
+from ditto.engine import opening
+from ditto.engine.drive import Drive
+from ditto.engine.executor import Engine, run_graph
+from ditto.engine.loops import run_loop
+from ditto.engine.opening import Closed, OnFinished, Opened, Request
+from ditto.engine.outcomes import ErrorRecord
+from ditto.engine.ownership import Owner
+from ditto.engine.resolving import Decision, decide_resolution
+from ditto.engine.routing import Router
+from ditto.engine.steps import is_lost
+from ditto.engine.trouble import Trouble, exhausted
+from ditto.errors import (
+    ConfigError,
+    DefinitionError,
+    DittoError,
+    RunBusyError,
+    RunNotFoundError,
+    StoreClosedError,
+)
+from ditto.graph import Graph
+from ditto.loop import Loop
+from ditto.runs import EventInfo, RunInfo, StepInfo
+from ditto.sandbox import Sandbox
+from ditto.secrets import LogFilter, Redactor
+from ditto.store import queries, transitions
+from ditto.store.connection import Location
+from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
+from ditto.store.schema import RunStatus, StepState
+from ditto.store.store import Store
+from ditto.worker import Worker
+
+EVENTS_PAGE: Final = 500
+"""Events read at once; no read transaction is open between two pages."""
+
+logger = logging.getLogger("ditto")
+
+
+def create_ditto(
+    config: Config | None = None,
+    *,
+    store: str | Path | None = None,
+    workers: Iterable[Worker] = (),
+    sandbox: Sandbox | None = None,
+    clock: Clock | None = None,
+) -> Runtime:
+    """A runtime for this configuration: `async with create_ditto() as runtime`, or `await runtime.close()`.
+
+    `store` is the path of the SQLite file (else the configuration's, `.ditto/ditto.db`). `workers` carry out node
+    types; plain steps need none. `sandbox` replaces the configuration's. Raises ConfigError.
+    """
+    config = config or Config()
+    path = Path(config.store.path if store is None else store).absolute()
+    if sandbox is not None and not isinstance(sandbox, Sandbox):
+        raise ConfigError(f"sandbox must be a Sandbox, not {type(sandbox).__name__}")
+    return Runtime(
+        config=config,
+        location=Location(path, config.store.synchronous, config.store.busy_timeout_s),
+        workers=tuple(workers),
+        sandbox=sandbox or Sandbox.from_config(config.sandbox),
+        clock=clock or Clock(),
+    )
+
+
+@dataclass(slots=True)
+class _Open:
+    """What a runtime has while its store is open."""
+
+    store: Store
+    owner: Owner
+    engine: Engine
+    active: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Runs that this runtime drives now, by id; the event is set when it lets go."""
+    log_filter: LogFilter | None = None
+    """Keeps the configuration's credentials out of what ditto's loggers write."""
+
+
+class Runtime:
+    """Drives runs on one store. Made by `create_ditto`; belongs to one event loop and one process."""
+
+    def __init__(
+        self, *, config: Config, location: Location, workers: tuple[Worker, ...], sandbox: Sandbox, clock: Clock
+    ) -> None:
+        self.config = config
+        self.location = location
+        self.sandbox = sandbox
+        self._workers = workers
+        self._clock = clock
+        self._opened: _Open | None = None
+        self._opening = anyio.Lock()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._ready()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop starting steps, let what runs end for at most `runtime.grace_s`, commit, close. Safe to call twice.
+
+        Runs that did not end are interrupted: a later runtime goes on with them.
+        """
+        self._closed = True
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        with anyio.CancelScope(shield=True):
+            opened.engine.closing = True
+            with anyio.move_on_after(self.config.runtime.grace_s):
+                for released in list(opened.active.values()):
+                    await released.wait()
+            await opened.engine.router.close(self.config.runtime.grace_s)
+            await opened.store.close()
+            opened.owner.close()
+        if opened.log_filter is not None:
+            for each in _loggers(opened.engine.router):
+                each.removeFilter(opened.log_filter)
+
+    # Driving
+
+    async def run(
+        self,
+        graph: Graph,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        concurrency: int | None = None,
+    ) -> dict[str, Any]:
+        """Run a Graph to its end and return `{node: output}`, None for a skipped node.
+
+        A new `id` starts; an open run goes on; a closed one returns what is saved, or raises it. `on_finished`
+        says what else a closed run may do: "new" starts a new generation, "new_if_failed" does if it failed,
+        "reopen" takes a failed run up again where it stopped. Without an id a fresh one is made.
+
+        Raises StepError (a step failed), UnknownOutcomeError, RunConflictError (the id belongs to another workflow
+        or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed), StoreError,
+        DefinitionError, InvalidValueError. A cancelled caller gets its cancellation; the run can be resumed.
+        """
+        if not isinstance(graph, Graph):
+            raise DefinitionError(
+                f"runtime.run takes a Graph, not {type(graph).__name__}; a Loop is run by runtime.loop"
+            )
+        outputs: dict[str, Any] = await self._drive(graph, input, id, on_finished, concurrency)
+        return outputs
+
+    async def loop(
+        self,
+        loop: Loop,
+        state: Any = None,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        concurrency: int | None = None,
+    ) -> Any:
+        """Run a Loop from `state` until it is done and return its last state. As `run`; and raises LimitExceededError
+        when the loop hits `max_iterations`: what was found is kept, and a later call with a higher one goes on."""
+        if not isinstance(loop, Loop):
+            raise DefinitionError(
+                f"runtime.loop takes a Loop, not {type(loop).__name__}; a Graph is run by runtime.run"
+            )
+        if loop.max_iterations > self.config.runtime.max_iterations:
+            raise DefinitionError(
+                f"loop {loop.name}: max_iterations {loop.max_iterations} is above the configured "
+                f"runtime.max_iterations {self.config.runtime.max_iterations}"
+            )
+        return await self._drive(loop, state, id, on_finished, concurrency)
+
+    # Asking and deciding
+
+    async def get(self, run_id: str) -> RunInfo:
+        """A run as it stands: its newest generation, with its steps. Raises RunNotFoundError."""
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        rows = await opened.store.read(queries.list_steps, run.id)
+        state = await opened.store.read(queries.load_value, run.state)
+        status = run.status
+        if status is RunStatus.RUNNING and (run.owner is None or not opened.owner.is_alive(run.owner)):
+            status = RunStatus.UNKNOWN if any(is_lost(row) for row in rows) else RunStatus.INTERRUPTED
+        return RunInfo(
+            run_id=run.run_id,
+            generation=run.generation,
+            kind=run.kind,
+            workflow=run.workflow,
+            version=run.version,
+            status=status.value,
+            iteration=run.iteration,
+            state=None if state is None else state.decode(),
+            error=None if run.error is None else ErrorRecord.from_text(run.error).to_error(run.run_id),
+            created_at=to_datetime(run.created_at),
+            updated_at=to_datetime(run.updated_at),
+            steps=tuple(_step_info(run.run_id, row) for row in rows),
+        )
+
+    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[EventInfo]:
+        """The history of a run's newest generation, from the event after number `after`. Raises RunNotFoundError."""
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        while True:
+            page = await opened.store.read(queries.list_events, run.id, after, EVENTS_PAGE)
+            for number, at, kind, step, body in page:
+                yield EventInfo(number, to_datetime(at), kind, step, body)
+                after = number
+            if len(page) < EVENTS_PAGE:
+                return
+
+    async def resolve(
+        self,
+        run_id: str,
+        step: str,
+        *,
+        actor: str,
+        reason: str,
+        committed: Any = ...,
+        response: Any = ...,
+        absent: bool = False,
+        ask_again: bool = False,
+        abandon: bool = False,
+        attempt: int | None = None,
+    ) -> None:
+        """Record a person's decision on a step whose outcome is unknown. Exactly one of:
+
+        - `committed=value`: the effect was made, and this is the step's value (for a tool, the tool's result);
+        - `response=value`: the model's answer to a model call, as a Sample or as text;
+        - `absent=True`: the effect was not made; the next run attempts it again;
+        - `ask_again=True`: a model call is made again by the next run, and may be paid for twice;
+        - `abandon=True`: the step has failed.
+
+        `actor` and `reason` are recorded, not verified. `attempt` refuses the decision if the step has moved on.
+        It is guarded by the state and attempt that were read, in one transaction with its event. Afterwards run the
+        workflow again. Raises RunNotFoundError, RunBusyError (the attempt is still being made),
+        TransitionRefusedError, DefinitionError, InvalidValueError.
+        """
+        decision = Decision.parse(
+            actor=actor, reason=reason, committed=committed, response=response,
+            absent=absent, ask_again=ask_again, abandon=abandon,
+        )  # fmt: skip
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        row = await opened.store.read(queries.get_step, run.id, step)
+        if row is None or not is_lost(row) or (attempt is not None and attempt != row.attempt):
+            found = "has no record" if row is None else f"is {row.state} at attempt {row.attempt}"
+            raise DefinitionError(f"run {run_id}: step {step} {found}; only an unknown outcome can be resolved")
+        alive = run.owner is not None and opened.owner.is_alive(run.owner)
+        if row.state is StepState.ADMITTED and alive and (run.owner != opened.owner.id or run_id in opened.active):
+            raise RunBusyError(f"run {run_id}: step {step} is being attempted right now; wait for it", run_id=run_id)
+        resolution = decide_resolution(decision, row, opened.store.encode, opened.store.redact)
+        seen = Seen(row.state, row.attempt)
+        await opened.store.commit(
+            lambda tx: transitions.resolve_step(
+                tx, run.id, step, seen, resolution.state, resolution.output, resolution.error, resolution.event
+            )
+        )
+
+    async def cancel(self, run_id: str, *, actor: str = "", reason: str = "") -> None:
+        """Cancel an open run for good, whoever drives it: its owner starts no further step.
+
+        What is under way is drained there, and recorded as late. Raises RunNotFoundError, and
+        TransitionRefusedError if the run is closed.
+        """
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        body = {"actor": opened.store.redact(actor), "reason": opened.store.redact(reason)}
+        await opened.store.commit(lambda tx: transitions.cancel_run(tx, run.id, Event("run_cancelled", body=body)))
+
+    @property
+    def commits(self) -> int:
+        """Transactions that this runtime has committed so far."""
+        return 0 if self._opened is None else self._opened.store.commits
+
+    # Inside
+
+    async def _drive(
+        self, workflow: Graph | Loop, input: Any, id: str | None, on_finished: OnFinished, concurrency: int | None
+    ) -> Any:
+        run_id = opening.check_run_id(id)
+        opening.check_on_finished(on_finished)
+        if concurrency is not None and concurrency < 1:
+            raise DefinitionError(f"concurrency must be 1 or more, not {concurrency}")
+        opened = await self._ready()
+        if isinstance(workflow, Graph):
+            opened.engine.router.check(workflow)
+        elif isinstance(workflow.graph, Graph):
+            opened.engine.router.check(workflow.graph)
+        stored = opened.store.encode(input, f"the input of {workflow.name}")
+        while run_id in opened.active:
+            # Somebody here drives it already: what that comes to is the answer of this call, too.
+            await opened.active[run_id].wait()
+            on_finished = "return"
+        released = asyncio.Event()
+        if run_id is not None:
+            opened.active[run_id] = released
+        try:
+            request = Request(run_id, workflow, stored, on_finished)
+            run = await opening.open_run(opened.store, opened.owner, request)
+            if run_id is None and isinstance(run, Opened):
+                run_id = run.drive.run.run_id
+                opened.active[run_id] = released
+            if isinstance(run, Closed):
+                return await self._saved(opened, run.run)
+            return await self._drive_opened(
+                opened, run, workflow, stored, concurrency or self.config.runtime.concurrency
+            )
+        finally:
+            released.set()
+            if run_id is not None:
+                opened.active.pop(run_id, None)
+
+    async def _drive_opened(
+        self, opened: _Open, run: Opened, workflow: Graph | Loop, input: Any, concurrency: int
+    ) -> Any:
+        """Drive a run that is ours, and let go of it, however it ends."""
+        drive, trouble = run.drive, Trouble(run.error)
+        try:
+            if isinstance(workflow, Graph):
+                result = await run_graph(
+                    opened.engine, drive, workflow, input, prefix="", concurrency=concurrency, trouble=trouble,
+                    end=COMPLETED,
+                )  # fmt: skip
+                end, ended, value = COMPLETED, result.ended, result.decode
+            else:
+                assert run.loop is not None
+                looped = await run_loop(
+                    opened.engine, drive, workflow, run.loop, concurrency=concurrency, trouble=trouble
+                )
+                end, ended, value = looped.end or COMPLETED, False, looped.state.decode
+            if trouble:
+                await drive.finish(trouble.end())
+                raise trouble.to_error(drive.run)
+            if not ended:
+                await drive.finish(end)
+            if end.status is RunStatus.EXHAUSTED:
+                raise exhausted(drive.run.run_id, workflow.name, end.event.body["iterations"])
+            return value()
+        except asyncio.CancelledError:
+            await self._let_go(drive)
+            raise
+        except StoreClosedError:
+            await self._let_go(drive)
+            raise
+        except DittoError as error:
+            if error.run_id is None:
+                error.run_id = drive.run.run_id
+            raise
+        finally:
+            drive.forget_held()
+
+    async def _let_go(self, drive: Drive) -> None:
+        """The caller was cancelled: nobody drives the run any more, and it can be resumed."""
+        lost = sorted(path for path, row in drive.rows.items() if is_lost(row))
+        end = RunEnd(RunStatus.UNKNOWN, event=Event("run_unknown", body={"steps": lost})) if lost else INTERRUPTED
+        with anyio.CancelScope(shield=True):
+            try:
+                await drive.finish(end)
+            except DittoError as error:
+                logger.warning("run %s was not released: %s", drive.run.run_id, error)
+
+    async def _saved(self, opened: _Open, run: RunRow) -> Any:
+        """What a closed run came to."""
+        opening.raise_saved(run)
+        if run.kind == "loop":
+            state = await opened.store.read(queries.load_value, run.state)
+            return None if state is None else state.decode()
+        rows = await opened.store.read(queries.list_steps, run.id)
+        return {row.path: None if row.output is None else row.output.decode() for row in rows}
+
+    async def _find(self, opened: _Open, run_id: str) -> RunRow:
+        run = await opened.store.read(queries.get_run, run_id)
+        if run is None:
+            raise RunNotFoundError(f"no run has the id {run_id!r} in {self.location.path}", run_id=run_id)
+        return run
+
+    async def _ready(self) -> _Open:
+        """The open store, opened on first use. Raises StoreClosedError after `close`."""
+        if self._opened is not None:
+            return self._opened
+        async with self._opening:
+            if self._closed:
+                raise StoreClosedError("the runtime is closed; create a new one")
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def _open(self) -> _Open:
+        redactor = Redactor(self.config.secrets())
+        router = Router(self.config, self.sandbox, self.location, self._workers)
+        store = Store(
+            self.location,
+            redactor=redactor,
+            clock=self._clock,
+            value_max_bytes=self.config.runtime.value_max_bytes,
+        )
+        opened = _Open(store, Owner(self.location.path), Engine(self.config, self.sandbox, router))
+        if redactor.active:
+            # A logger's filter sees only its own records, so each logger that we write to gets it.
+            opened.log_filter = LogFilter(redactor)
+            for each in _loggers(router):
+                each.addFilter(opened.log_filter)
+        return opened
+
+
+def _loggers(router: Router) -> list[logging.Logger]:
+    return [logger, *(logging.getLogger(f"ditto.{name}") for name in ("engine", "store")), *router.loggers()]
+
+
+def _step_info(run_id: str, row: StepRow) -> StepInfo:
+    return StepInfo(
+        path=row.path,
+        type=row.type,
+        effect=row.effect,
+        state=row.state.value,
+        attempt=row.attempt,
+        key=row.key,
+        output=None if row.output is None else row.output.decode(),
+        error=None if row.error is None else ErrorRecord.from_text(row.error).to_error(run_id),
+        admitted_at=None if row.admitted_at is None else to_datetime(row.admitted_at),
+        settled_at=None if row.settled_at is None else to_datetime(row.settled_at),
+    )

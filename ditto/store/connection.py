@@ -1,0 +1,168 @@
+"""Connections: how a store's file is opened, checked and, on first use, laid out.
+
+Every connection has the same settings: WAL, the configured `synchronous`, a busy timeout, foreign keys, and the
+driver's implicit transactions off.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uuid_utils
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from ditto.errors import StoreError, StoreForeignError, StoreSchemaError
+from ditto.store import statements as sql
+from ditto.store.faults import store_error
+from ditto.store.schema import APPLICATION_ID, SCHEMA_VERSION, metadata
+
+_HEADER: Final = b"SQLite format 3\x00"
+_NETWORK_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a store is, and how its file is opened."""
+
+    path: Path
+    synchronous: str = "full"
+    busy_timeout_s: float = 10.0
+
+
+class Driver(sqlite3.Connection):
+    """The driver's connection. `guarded` is set while a user's function works in a transaction of ours."""
+
+    guarded = False
+
+    def commit(self) -> None:
+        """Refused: transactions belong to the committer, which runs its own BEGIN and COMMIT."""
+        raise StoreError("a local handler must not commit: its writes are committed together with its step")
+
+    def rollback(self) -> None:
+        """Refused in a user's function; nothing else ever asks for it through the driver."""
+        if self.guarded:
+            raise StoreError("a local handler must not roll back: raise an exception, and its writes are undone")
+
+
+def connect(location: Location, *, read_only: bool = False) -> Driver:
+    """A connection with the store's settings. Raises StoreError."""
+    with driver_errors(location.path):
+        db = sqlite3.connect(
+            location.path,
+            timeout=location.busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=Driver,
+        )
+        try:
+            db.execute("PRAGMA foreign_keys=ON")
+            db.execute(f"PRAGMA synchronous={'FULL' if location.synchronous == 'full' else 'NORMAL'}")
+            if read_only:
+                db.execute("PRAGMA query_only=ON")
+            elif db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+                raise StoreError(f"{location.path}: the file system does not allow SQLite's WAL; choose a local disk")
+        except BaseException:
+            db.close()
+            raise
+    return db
+
+
+def open_store(location: Location) -> str:
+    """Check the file, lay it out if it is new, and return the store's id. Refuses what is not ours, by name.
+
+    A new folder gets mode 0700, a new file 0600. A file without ditto's tables, other people's tables or none in it,
+    gets them in one transaction, so that processes that start at once agree.
+    """
+    path = location.path
+    _refuse_network_file_system(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with path.open("rb") as file:
+            head = file.read(len(_HEADER))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be opened for writing ({error.strerror})", code="store.readonly") from None
+    if head and head != _HEADER:
+        raise StoreForeignError(f"{path}: the file is no SQLite database; choose another path")
+    with closing(connect(location)) as db, driver_errors(path):
+        if _check_header(db, path):
+            return _store_id(db)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if not _check_header(db, path):
+                _lay_out(db)
+            store_id = _store_id(db)
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        return store_id
+
+
+@contextmanager
+def driver_errors(path: Path) -> Iterator[None]:
+    """Turn the driver's errors into the tree's."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise store_error(error, path) from error
+
+
+def _check_header(db: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is a store of this schema; False for a file that has no ditto tables yet."""
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    if application not in (0, APPLICATION_ID):
+        raise StoreForeignError(
+            f"{path}: the file belongs to another application (id {application}); choose another path"
+        )
+    if db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='ditto_meta'").fetchone() is None:
+        return False
+    found = sql.GET_META(db, b_name="schema_version").fetchone()
+    if found is None or not found[0].isdigit():
+        raise StoreForeignError(f"{path}: its ditto_meta table has no schema version; the file is no store of ditto")
+    if int(found[0]) > SCHEMA_VERSION:
+        raise StoreSchemaError(
+            f"{path}: the store has schema {found[0]}, this ditto knows up to {SCHEMA_VERSION}; upgrade ditto-runtime"
+        )
+    return True
+
+
+def _lay_out(db: sqlite3.Connection) -> None:
+    dialect = sqlite.dialect()
+    for table in metadata.sorted_tables:
+        db.execute(str(CreateTable(table).compile(dialect=dialect)))
+        for index in sorted(table.indexes, key=lambda each: str(each.name)):
+            db.execute(str(CreateIndex(index).compile(dialect=dialect)))
+    sql.SET_META(db, name="schema_version", value=str(SCHEMA_VERSION))
+    sql.SET_META(db, name="store_id", value=str(uuid_utils.uuid7()))
+    db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+
+
+def _store_id(db: sqlite3.Connection) -> str:
+    store_id: str = sql.GET_META(db, b_name="store_id").fetchone()[0]
+    return store_id
+
+
+def _refuse_network_file_system(path: Path) -> None:
+    """SQLite's WAL needs shared memory, which no network file system gives between machines."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return
+    real = path.resolve()
+    best, kind = "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        fields = line.split(" ")
+        if len(fields) > 2 and len(fields[1]) >= len(best) and real.is_relative_to(fields[1].replace("\\040", " ")):
+            best, kind = fields[1], fields[2]
+    if kind.startswith(_NETWORK_FILE_SYSTEMS):
+        raise StoreError(
+            f"{path}: {best} is a network file system ({kind}), where SQLite's WAL is not safe; use a local disk"
+        )

@@ -1,0 +1,67 @@
+"""Where a user's function meets a transaction of ours: `local` handlers and commit parts.
+
+It gets a SQLAlchemy connection on the committer's own driver connection. That connection refuses COMMIT, ROLLBACK,
+savepoints, ATTACH and PRAGMA; and once SQLite has rolled back by itself (a full disk, `ON CONFLICT ROLLBACK`), it
+refuses every further statement, so that nothing can slip out of the transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.pool import StaticPool
+
+from ditto.errors import StoreError
+from ditto.store.connection import Driver
+
+_SAVEPOINT: Final = 32
+"""SQLite's authorizer code for savepoints, which the driver's module does not name."""
+
+_REFUSED: Final = frozenset(
+    {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA, _SAVEPOINT}
+)
+
+
+class LocalConnections:
+    """Makes SQLAlchemy connections on the committer's driver connection. Used in the committer's thread only."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._driver: Driver | None = None
+
+    @contextmanager
+    def inside(self, driver: Driver) -> Iterator[Connection]:
+        """A guarded connection in the open transaction. Raises StoreError if SQLite rolled it back meanwhile."""
+        with self._engine_on(driver).connect() as connection:
+            driver.guarded = True
+            driver.set_authorizer(_authorize)
+            try:
+                yield connection
+            finally:
+                driver.set_authorizer(None)
+                driver.guarded = False
+        if not driver.in_transaction:
+            raise StoreError("SQLite rolled the transaction back inside the handler; nothing of it was kept")
+
+    def _engine_on(self, driver: Driver) -> Engine:
+        """The engine for this driver connection; a connection made anew after a fault gets a new one."""
+        if self._engine is None or self._driver is not driver:
+            engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool, pool_reset_on_return=None)
+            engine.connect().close()
+            event.listen(engine, "before_cursor_execute", _refuse_outside_transaction)
+            self._engine, self._driver = engine, driver
+        return self._engine
+
+
+def _authorize(action: int, *_details: Any) -> int:
+    return sqlite3.SQLITE_DENY if action in _REFUSED else sqlite3.SQLITE_OK
+
+
+def _refuse_outside_transaction(connection: Connection, *_details: Any) -> None:
+    driver: Any = connection.connection.dbapi_connection
+    if not driver.in_transaction:
+        raise StoreError("SQLite rolled the transaction back; the handler cannot go on")

@@ -1,0 +1,91 @@
+"""Queries: every read of the store, on a connection of its own.
+
+A read holds no snapshot after it has returned. Values come back in their stored form, with their bodies fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ditto.errors import RunNotFoundError, StoreDamagedError
+from ditto.store import statements as sql
+from ditto.store.records import RunRow, StepRow
+from ditto.store.schema import StepState
+from ditto.store.transitions import EVENT_ID_SHIFT
+from ditto.store.values import REFERENCE, Stored
+
+_AFTER_SLASH: Final = "0"
+"""The character after `/`: paths below `p/` are those from `p/` up to, not including, `p0`."""
+
+
+def get_run(db: sqlite3.Connection, run_id: str) -> RunRow | None:
+    """The newest generation of a run."""
+    row = sql.GET_RUN(db, b_run_id=run_id).fetchone()
+    return None if row is None else RunRow.from_row(row)
+
+
+def get_run_by_key(db: sqlite3.Connection, run: int) -> RunRow:
+    """The run with this row id. Raises RunNotFoundError."""
+    row = sql.GET_RUN_BY_KEY(db, b_run=run).fetchone()
+    if row is None:
+        raise RunNotFoundError(f"no run has the key {run}")
+    return RunRow.from_row(row)
+
+
+def list_steps(db: sqlite3.Connection, run: int, prefix: str = "") -> list[StepRow]:
+    """The rows of a run's steps below a path prefix (`""` for all, or `3/`), in the order they were first written."""
+    if prefix:
+        rows = sql.LIST_STEPS(db, b_run=run, b_from=prefix, b_to=prefix[:-1] + _AFTER_SLASH)
+    else:
+        rows = sql.LIST_ALL_STEPS(db, b_run=run)
+    return [_step(db, row) for row in rows.fetchall()]
+
+
+def get_step(db: sqlite3.Connection, run: int, path: str) -> StepRow | None:
+    """One step's row."""
+    row = sql.GET_STEP(db, b_run=run, b_path=path).fetchone()
+    return None if row is None else _step(db, row)
+
+
+def list_events(
+    db: sqlite3.Connection, run: int, after: int, limit: int
+) -> list[tuple[int, int, str, str | None, Any]]:
+    """Up to `limit` events with a number above `after`: (number, time, kind, step, body)."""
+    base = run << EVENT_ID_SHIFT
+    rows = sql.LIST_EVENTS(db, b_after=base + after, b_last=base + (1 << EVENT_ID_SHIFT) - 1, b_limit=limit)
+    return [
+        (number - base, at, kind, step, None if body is None else json.loads(body))
+        for number, at, kind, step, body in rows.fetchall()
+    ]
+
+
+def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
+    """A value column with its body. Raises StoreDamagedError if the body is gone."""
+    if column is None or column[0] != REFERENCE:
+        return None if column is None else Stored(column, column)
+    row = sql.GET_VALUE(db, b_digest=column[1:]).fetchone()
+    if row is None:
+        raise StoreDamagedError(f"the value {column[1:]} is missing from ditto_values; restore a backup")
+    return Stored(column, row[0])
+
+
+def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
+    (_, path, type_, version, after, effect, state, attempt, key, arguments, output, error, admitted, settled) = row
+    return StepRow(
+        path=path,
+        type=type_,
+        version=version,
+        after=after,
+        effect=effect,
+        state=StepState(state),
+        attempt=attempt,
+        key=key,
+        arguments=load_value(db, arguments),
+        output=load_value(db, output),
+        error=error,
+        admitted_at=admitted,
+        settled_at=settled,
+    )

@@ -1,0 +1,128 @@
+"""Rows of the store as plain data: what transitions write and queries read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ditto.store.schema import RunStatus, StepState
+from ditto.store.values import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as it stands in the store. Value columns are still in their stored form."""
+
+    id: int
+    run_id: str
+    generation: int
+    kind: str
+    workflow: str
+    version: str
+    input: str
+    input_digest: str
+    status: RunStatus
+    owner: str | None
+    fence: int
+    seq: int
+    iteration: int
+    state: str | None
+    error: str | None
+    created_at: int
+    updated_at: int
+
+    @classmethod
+    def from_row(cls, row: tuple[Any, ...]) -> RunRow:
+        """The row as the driver gives it, columns in the table's order."""
+        columns = list(row)
+        columns[8] = RunStatus(columns[8])
+        return cls(*columns)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What a run is created with."""
+
+    run_id: str
+    generation: int
+    kind: str
+    workflow: str
+    version: str
+    input: Stored
+    input_digest: str
+    owner: str
+    state: Stored | None = None
+
+
+@dataclass(slots=True)
+class StepRow:
+    """A step as it stands in the store, or as a transition will make it stand."""
+
+    path: str
+    type: str
+    version: str
+    after: str
+    """The names of the nodes it depends on, as a JSON list."""
+    effect: str | None
+    state: StepState
+    attempt: int
+    key: str | None = None
+    arguments: Stored | None = None
+    output: Stored | None = None
+    error: str | None = None
+    admitted_at: int | None = None
+    settled_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a run's history. `body` is small JSON data about it, never a value of the workflow."""
+
+    kind: str
+    step: str | None = None
+    body: dict[str, Any] | None = None
+
+    def body_text(self) -> str | None:
+        """The body as it is stored."""
+        return None if self.body is None else json.dumps(self.body, separators=(",", ":"), ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The state and attempt that a change of a step was decided on."""
+
+    state: StepState
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Who may write a run: its row, its owner, and the number that rises each time it changes hands."""
+
+    run: int
+    owner: str
+    fence: int
+    run_id: str
+    workflow: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """A Loop's state after `iteration` rounds."""
+
+    iteration: int
+    state: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a runtime lets go of a run: the status it leaves, and the error it keeps."""
+
+    status: RunStatus
+    error: str | None = None
+    event: Event = field(default_factory=lambda: Event("run_completed"))
+
+
+COMPLETED: Final = RunEnd(RunStatus.COMPLETED)
+INTERRUPTED: Final = RunEnd(RunStatus.INTERRUPTED, event=Event("run_interrupted"))

@@ -1,0 +1,131 @@
+"""The tables of the store, in SQLAlchemy Core. Columns are integers and text only: the driver reads and writes them.
+
+Times are whole microseconds since the epoch, UTC. A value column holds JSON text, or `@` and the digest of a row of
+`ditto_values`. The id of an event packs its run and its number in the run: `run << 32 | seq`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint, and_
+
+SCHEMA_VERSION: Final = 1
+"""Rises with every change of these tables."""
+
+APPLICATION_ID: Final = 0x44495454
+"""`DITT`, in the header of every store."""
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+    BLOCKED = "blocked"
+    FAILED = "failed"
+    EXHAUSTED = "exhausted"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+
+
+REOPENABLE: Final = frozenset({RunStatus.FAILED, RunStatus.EXHAUSTED})
+"""Closed, but reopened when asked for by name."""
+
+FINISHED: Final = frozenset({RunStatus.COMPLETED, RunStatus.CANCELLED})
+"""Closed for good."""
+
+CLOSED: Final = REOPENABLE | FINISHED
+
+
+class StepState(StrEnum):
+    """Where a step stands. A step without a row has not begun, or left no trace that matters."""
+
+    ADMITTED = "admitted"
+    """An attempt is about to be made, or was made and its outcome is lost."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+    """The last attempt is known to have changed nothing; another may be made."""
+    UNKNOWN = "unknown"
+
+
+SETTLED: Final = frozenset({StepState.COMPLETED, StepState.SKIPPED})
+"""Dependants may go on."""
+
+metadata = MetaData()
+
+runs = Table(
+    "ditto_runs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("workflow", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("input", Text, nullable=False),
+    Column("input_digest", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("owner", Text),
+    Column("fence", Integer, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("iteration", Integer, nullable=False),
+    Column("state", Text),
+    Column("error", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("run_id", "generation"),
+)
+Index("ditto_runs_open", runs.c.status, sqlite_where=and_(*[runs.c.status != each.value for each in sorted(CLOSED)]))
+
+steps = Table(
+    "ditto_steps",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", Integer, ForeignKey(runs.c.id), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("after", Text, nullable=False),
+    Column("effect", Text),
+    Column("state", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("key", Text),
+    Column("arguments", Text),
+    Column("output", Text),
+    Column("error", Text),
+    Column("admitted_at", BigInteger),
+    Column("settled_at", BigInteger),
+    UniqueConstraint("run", "path"),
+)
+
+events = Table(
+    "ditto_events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("step", Text),
+    Column("body", Text),
+)
+
+values = Table(
+    "ditto_values",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("body", Text, nullable=False),
+)
+
+meta = Table(
+    "ditto_meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)

@@ -1,0 +1,216 @@
+"""Statements: written once in SQLAlchemy Core, compiled once to the dialect's SQL, run on the driver's connection.
+
+Executing through Core costs several times the processor of the driver; on the hot path that would be most of a step.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Final
+
+from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from ditto.store.schema import CLOSED, StepState, events, meta, runs, steps, values
+
+_DIALECT: Final = sqlite.dialect(paramstyle="qmark")
+
+
+class Statement:
+    """One compiled statement. Called with the driver's connection and named values; returns the driver's cursor."""
+
+    __slots__ = ("_names", "sql")
+
+    def __init__(self, clause: ClauseElement) -> None:
+        compiled = clause.compile(dialect=_DIALECT)
+        assert isinstance(compiled, SQLCompiler)
+        self.sql = str(compiled)
+        self._names: tuple[tuple[str, bool, Any], ...] = tuple(
+            (name, compiled.binds[name].required, compiled.binds[name].value) for name in compiled.positiontup or ()
+        )
+
+    def __call__(self, db: sqlite3.Connection, /, **given: Any) -> sqlite3.Cursor:
+        return db.execute(self.sql, [given[name] if required else fixed for name, required, fixed in self._names])
+
+
+_OPEN: Final = and_(*[runs.c.status != status.value for status in sorted(CLOSED)])
+"""The run is not closed. Spelled out, since a list parameter would be rendered anew on every call."""
+
+
+def _fenced() -> Any:
+    """The run is still ours: same owner, same fence. The guard of every transition of an owner."""
+    return (runs.c.id == bindparam("b_run"), runs.c.owner == bindparam("b_owner"), runs.c.fence == bindparam("b_fence"))
+
+
+_STEP_COLUMNS: Final = (
+    "run", "path", "type", "version", "after", "effect", "state", "attempt",
+    "key", "arguments", "output", "error", "admitted_at", "settled_at",
+)  # fmt: skip
+_RUN_COLUMNS: Final = tuple(column.name for column in runs.columns)
+
+INSERT_RUN: Final = Statement(
+    insert(runs).from_select(
+        [c for c in _RUN_COLUMNS if c != "id"],
+        select(*[bindparam(c) for c in _RUN_COLUMNS if c != "id"]).where(
+            ~select(runs.c.id)
+            .where(runs.c.run_id == bindparam("run_id"), runs.c.generation == bindparam("generation"))
+            .exists()
+        ),
+    )
+)
+
+TOUCH_RUN: Final = Statement(
+    update(runs).where(*_fenced()).values(seq=runs.c.seq + bindparam("b_events"), updated_at=bindparam("b_at"))
+)
+ADVANCE_LOOP: Final = Statement(
+    update(runs)
+    .where(*_fenced())
+    .values(
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+        iteration=bindparam("b_iteration"),
+        state=bindparam("b_state"),
+    )
+)
+RELEASE_RUN: Final = Statement(
+    update(runs)
+    .where(*_fenced())
+    .values(
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+        status=bindparam("b_status"),
+        error=bindparam("b_error"),
+        owner=None,
+    )
+)
+CLAIM_RUN: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.id == bindparam("b_run"),
+        runs.c.fence == bindparam("b_seen_fence"),
+        runs.c.status == bindparam("b_seen_status"),
+    )
+    .values(
+        owner=bindparam("b_owner"),
+        fence=runs.c.fence + 1,
+        status=bindparam("b_status"),
+        error=bindparam("b_error"),
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+    )
+)
+MOVE_RUN: Final = Statement(
+    update(runs)
+    .where(runs.c.id == bindparam("b_run"), _OPEN)
+    .values(
+        owner=None,
+        fence=runs.c.fence + 1,
+        status=bindparam("b_status"),
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+    )
+)
+COUNT_EVENTS: Final = Statement(
+    update(runs)
+    .where(runs.c.id == bindparam("b_run"))
+    .values(seq=runs.c.seq + bindparam("b_events"), updated_at=bindparam("b_at"))
+)
+SETTLE_STATUS: Final = Statement(
+    update(runs)
+    .where(runs.c.id == bindparam("b_run"), runs.c.owner.is_(None), _OPEN)
+    .values(status=bindparam("b_status"))
+)
+GET_SEQ: Final = Statement(select(runs.c.seq).where(runs.c.id == bindparam("b_run")))
+
+INSERT_STEP: Final = Statement(insert(steps).values({name: bindparam(name) for name in _STEP_COLUMNS}))
+MOVE_STEP: Final = Statement(
+    update(steps)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        steps.c.path == bindparam("b_path"),
+        steps.c.state == bindparam("b_seen_state"),
+        steps.c.attempt == bindparam("b_seen_attempt"),
+        select(runs.c.id).where(*_fenced()).exists(),
+    )
+    .values(
+        {
+            name: bindparam(f"n_{name}")
+            for name in (
+                "effect",
+                "state",
+                "attempt",
+                "key",
+                "arguments",
+                "output",
+                "error",
+                "admitted_at",
+                "settled_at",
+            )
+        }
+    )
+)
+RESOLVE_STEP: Final = Statement(
+    update(steps)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        steps.c.path == bindparam("b_path"),
+        steps.c.state == bindparam("b_seen_state"),
+        steps.c.attempt == bindparam("b_seen_attempt"),
+    )
+    .values(
+        state=bindparam("n_state"),
+        output=bindparam("n_output"),
+        error=bindparam("n_error"),
+        settled_at=bindparam("n_settled_at"),
+    )
+)
+COUNT_LOST: Final = Statement(
+    select(func.count())
+    .select_from(steps)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        or_(steps.c.state == StepState.UNKNOWN.value, steps.c.state == StepState.ADMITTED.value),
+    )
+)
+
+INSERT_EVENT: Final = Statement(insert(events).values({c.name: bindparam(c.name) for c in events.columns}))
+HAS_EVENT: Final = Statement(
+    select(events.c.id).where(events.c.id == bindparam("b_id"), events.c.at == bindparam("b_at"))
+)
+INSERT_VALUE: Final = Statement(
+    insert(values).from_select(
+        ["digest", "body"],
+        select(bindparam("digest"), bindparam("body")).where(
+            ~select(values.c.id).where(values.c.digest == bindparam("digest")).exists()
+        ),
+    )
+)
+
+GET_RUN: Final = Statement(
+    select(*runs.columns).where(runs.c.run_id == bindparam("b_run_id")).order_by(runs.c.generation.desc()).limit(1)
+)
+GET_RUN_BY_KEY: Final = Statement(select(*runs.columns).where(runs.c.id == bindparam("b_run")))
+LIST_STEPS: Final = Statement(
+    select(*[steps.c[name] for name in _STEP_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.path >= bindparam("b_from"), steps.c.path < bindparam("b_to"))
+    .order_by(steps.c.id)
+)
+LIST_ALL_STEPS: Final = Statement(
+    select(*[steps.c[name] for name in _STEP_COLUMNS]).where(steps.c.run == bindparam("b_run")).order_by(steps.c.id)
+)
+GET_STEP: Final = Statement(
+    select(*[steps.c[name] for name in _STEP_COLUMNS]).where(
+        steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path")
+    )
+)
+LIST_EVENTS: Final = Statement(
+    select(*events.columns)
+    .where(events.c.id > bindparam("b_after"), events.c.id <= bindparam("b_last"))
+    .order_by(events.c.id)
+    .limit(bindparam("b_limit"))
+)
+GET_VALUE: Final = Statement(select(values.c.body).where(values.c.digest == bindparam("b_digest")))
+GET_META: Final = Statement(select(meta.c.value).where(meta.c.name == bindparam("b_name")))
+SET_META: Final = Statement(insert(meta).values(name=bindparam("name"), value=bindparam("value")))

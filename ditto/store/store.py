@@ -1,0 +1,73 @@
+"""The store of one runtime: a file, the one writer, a reader, and the form that values take in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ditto.clock import Clock
+from ditto.errors import StoreClosedError
+from ditto.secrets import Redactor
+from ditto.store import values
+from ditto.store.committer import Committer, Durable, Transition, Unit
+from ditto.store.connection import Location, open_store
+from ditto.store.local import LocalConnections
+from ditto.store.reader import Reader
+from ditto.store.values import Stored
+
+T = TypeVar("T")
+
+
+class Store:
+    """Open from construction to `close`. Belongs to the event loop and the process that opened it."""
+
+    def __init__(self, location: Location, *, redactor: Redactor, clock: Clock, value_max_bytes: int) -> None:
+        self.id = open_store(location)
+        self.location = location
+        self.clock = clock
+        self.local = LocalConnections()
+        self._redactor = redactor
+        self._value_max_bytes = value_max_bytes
+        self._process = os.getpid()
+        self._committer = Committer(location, clock)
+        self._reader = Reader(location)
+
+    @property
+    def commits(self) -> int:
+        """Transactions that this runtime has committed."""
+        return self._committer.commits
+
+    @property
+    def committer(self) -> Committer:
+        """The one writer."""
+        return self._committer
+
+    def encode(self, value: Any, what: str) -> Stored:
+        """A value in its stored form, with secrets replaced. Raises InvalidValueError, LimitExceededError."""
+        text = values.encode(value, what=what, max_bytes=self._value_max_bytes)
+        return values.store_text(self._redactor.redact_json_text(text))
+
+    def redact(self, text: str) -> str:
+        """Text that may be written or shown: secrets replaced, lone surrogates repaired."""
+        return self._redactor.redact_text(values.repair(text))
+
+    def commit(self, *transitions: Transition, points: Sequence[str] = (), alone: bool = False) -> Durable:
+        """Apply transitions in one transaction; the future has the last one's result once it is on disk."""
+        self._refuse_fork()
+        return self._committer.submit(Unit(transitions, points=tuple(points), alone=alone))
+
+    async def read(self, query: Callable[..., T], *arguments: Any) -> T:
+        """The result of a query, run in the reader's thread."""
+        self._refuse_fork()
+        return await self._reader.read(query, *arguments)
+
+    async def close(self) -> None:
+        """Commit what waits and close both connections. In a forked child: nothing, they are the parent's."""
+        if os.getpid() == self._process:
+            await self._reader.close()
+            await self._committer.close()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise StoreClosedError("this runtime was opened before fork(); create a new one in the child process")

@@ -1,0 +1,268 @@
+"""Transitions: every write to the store, one function each, with its contract above it.
+
+A transition runs inside a transaction of the committer. Its first statement is its guard, which names in its WHERE
+the fence or the state that the change was decided on. If the guard matches no row, TransitionRefusedError says so
+and nothing of the transition is written; other transitions of the same transaction are not touched by that.
+
+                     create_run
+                         │
+                      running ◄───────────── claim_run ◄──────────────┐
+                         │                                            │
+       record_steps, move_step (the outcomes)                         │
+                         │                                            │
+                     release_run ──► interrupted · unknown ─► resolve_step
+                         │      └──► failed · exhausted (reopened by name)
+                         └──► completed
+                      cancel_run ──► cancelled
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+from ditto.errors import TransitionRefusedError
+from ditto.store import statements as sql
+from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
+from ditto.store.schema import RunStatus, StepState
+from ditto.store.values import Stored
+
+EVENT_ID_SHIFT: Final = 32
+"""The id of an event is `run << 32 | seq`: a run's events lie side by side, and need no index of their own."""
+
+
+class Transaction:
+    """One open transaction: the driver's connection, its time, and a mark by which a lost COMMIT can be found."""
+
+    __slots__ = ("at", "db", "mark")
+
+    def __init__(self, db: sqlite3.Connection, at: int) -> None:
+        self.db = db
+        self.at = at
+        self.mark: int | None = None
+        """The id of the first event written: it exists, with this time, if and only if the transaction committed."""
+
+    def keep(self, stored: Stored | None) -> str | None:
+        """Store a value, if it is not stored yet; returns what its column holds."""
+        if stored is None:
+            return None
+        if stored.by_reference:
+            sql.INSERT_VALUE(self.db, digest=stored.column[1:], body=stored.body)
+        return stored.column
+
+    def tell(self, run: int, events: Sequence[Event]) -> None:
+        """Write a run's events; its `seq` has been raised by their number already."""
+        if not events:
+            return
+        last = sql.GET_SEQ(self.db, b_run=run).fetchone()[0]
+        number = (run << EVENT_ID_SHIFT) | (last - len(events) + 1)
+        if self.mark is None:
+            self.mark = number
+        for offset, event in enumerate(events):
+            sql.INSERT_EVENT(
+                self.db, id=number + offset, at=self.at, kind=event.kind, step=event.step, body=event.body_text()
+            )
+
+
+def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
+    """A new generation, running, owned by its creator at fence 1. Guard: no such run id and generation yet.
+
+    Returns the row id of the run.
+    """
+    created = sql.INSERT_RUN(
+        tx.db,
+        run_id=new.run_id,
+        generation=new.generation,
+        kind=new.kind,
+        workflow=new.workflow,
+        version=new.version,
+        input=new.input.column,
+        input_digest=new.input_digest,
+        status=RunStatus.RUNNING.value,
+        owner=new.owner,
+        fence=1,
+        seq=len(events),
+        iteration=0,
+        state=None if new.state is None else new.state.column,
+        error=None,
+        created_at=tx.at,
+        updated_at=tx.at,
+    )
+    if created.rowcount != 1:
+        raise TransitionRefusedError("create_run", "the id exists already", run_id=new.run_id)
+    run = created.lastrowid
+    assert run is not None
+    for value in (new.input, new.state):
+        tx.keep(value)
+    tx.tell(run, events)
+    return run
+
+
+def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]) -> int:
+    """The run is ours: running, fence + 1. Guard: fence and status are the ones seen.
+
+    The first error of a run that is still unknown is kept; a reopened run forgets it. Returns the new fence.
+    """
+    claimed = sql.CLAIM_RUN(
+        tx.db,
+        b_run=seen.id,
+        b_seen_fence=seen.fence,
+        b_seen_status=seen.status.value,
+        b_owner=owner,
+        b_status=RunStatus.RUNNING.value,
+        b_error=seen.error if seen.status in (RunStatus.UNKNOWN, RunStatus.RUNNING) else None,
+        b_events=len(events),
+        b_at=tx.at,
+    )
+    if claimed.rowcount != 1:
+        raise TransitionRefusedError("claim_run", "another runtime took the run first", run_id=seen.run_id)
+    tx.tell(seen.id, events)
+    return seen.fence + 1
+
+
+def record_steps(
+    tx: Transaction, fence: Fence, rows: Sequence[StepRow], events: Sequence[Event], loop: LoopState | None = None
+) -> None:
+    """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence."""
+    if loop is None:
+        touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
+    else:
+        touched = sql.ADVANCE_LOOP(
+            tx.db,
+            **_fenced(fence),
+            b_events=len(events),
+            b_at=tx.at,
+            b_iteration=loop.iteration,
+            b_state=loop.state.column,
+        )
+    if touched.rowcount != 1:
+        raise _fence_lost("record_steps", fence)
+    if loop is not None:
+        tx.keep(loop.state)
+    for row in rows:
+        sql.INSERT_STEP(
+            tx.db,
+            run=fence.run,
+            path=row.path,
+            type=row.type,
+            version=row.version,
+            after=row.after,
+            effect=row.effect,
+            state=row.state.value,
+            attempt=row.attempt,
+            key=row.key,
+            arguments=tx.keep(row.arguments),
+            output=tx.keep(row.output),
+            error=row.error,
+            admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
+            settled_at=None if row.state is StepState.ADMITTED else tx.at,
+        )
+    tx.tell(fence.run, events)
+
+
+def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: Sequence[Event]) -> None:
+    """A step that has a row moves on: the outcome of an admitted attempt, a new admission, a look-up's answer.
+
+    Guard: the step's state and attempt are the ones seen, and the fence.
+    """
+    moved = sql.MOVE_STEP(
+        tx.db,
+        **_fenced(fence),
+        b_path=row.path,
+        b_seen_state=seen.state.value,
+        b_seen_attempt=seen.attempt,
+        n_effect=row.effect,
+        n_state=row.state.value,
+        n_attempt=row.attempt,
+        n_key=row.key,
+        n_arguments=None if row.arguments is None else row.arguments.column,
+        n_output=None if row.output is None else row.output.column,
+        n_error=row.error,
+        n_admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
+        n_settled_at=None if row.state is StepState.ADMITTED else tx.at,
+    )
+    if moved.rowcount != 1:
+        raise TransitionRefusedError(
+            "move_step",
+            f"step {row.path} is no longer {seen.state} at attempt {seen.attempt}, or the run changed hands",
+            run_id=fence.run_id,
+            step=row.path,
+        )
+    tx.keep(row.arguments)
+    tx.keep(row.output)
+    sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
+    tx.tell(fence.run, events)
+
+
+def release_run(tx: Transaction, fence: Fence, end: RunEnd) -> None:
+    """The owner lets go: completed, failed, exhausted, unknown or interrupted. Guard: the fence."""
+    released = sql.RELEASE_RUN(
+        tx.db, **_fenced(fence), b_events=1, b_at=tx.at, b_status=end.status.value, b_error=end.error
+    )
+    if released.rowcount != 1:
+        raise _fence_lost("release_run", fence)
+    tx.tell(fence.run, (end.event,))
+
+
+def resolve_step(
+    tx: Transaction,
+    run: int,
+    path: str,
+    seen: Seen,
+    state: StepState,
+    output: Stored | None,
+    error: str | None,
+    event: Event,
+) -> None:
+    """A person's decision on a step whose outcome is lost. Guard: the state and attempt it was decided on.
+
+    A run that nobody drives is left unknown while another of its steps is lost, else interrupted.
+    """
+    resolved = sql.RESOLVE_STEP(
+        tx.db,
+        b_run=run,
+        b_path=path,
+        b_seen_state=seen.state.value,
+        b_seen_attempt=seen.attempt,
+        n_state=state.value,
+        n_output=None if output is None else output.column,
+        n_error=error,
+        n_settled_at=tx.at,
+    )
+    if resolved.rowcount != 1:
+        raise TransitionRefusedError(
+            "resolve_step", f"step {path} is no longer {seen.state} at attempt {seen.attempt}; look again", step=path
+        )
+    tx.keep(output)
+    lost = sql.COUNT_LOST(tx.db, b_run=run).fetchone()[0]
+    sql.SETTLE_STATUS(tx.db, b_run=run, b_status=(RunStatus.UNKNOWN if lost else RunStatus.INTERRUPTED).value)
+    sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
+    tx.tell(run, (event,))
+
+
+def cancel_run(tx: Transaction, run: int, event: Event) -> None:
+    """The run is cancelled for good, whoever drives it. Guard: it is open."""
+    cancelled = sql.MOVE_RUN(tx.db, b_run=run, b_status=RunStatus.CANCELLED.value, b_events=1, b_at=tx.at)
+    if cancelled.rowcount != 1:
+        raise TransitionRefusedError("cancel_run", "the run is closed already")
+    tx.tell(run, (event,))
+
+
+def note_event(tx: Transaction, run: int, event: Event, value: Stored | None = None) -> None:
+    """A line of history that changes no state, for example a result that came too late. Guard: the run exists."""
+    noted = sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
+    if noted.rowcount != 1:
+        raise TransitionRefusedError("note_event", "no such run")
+    tx.keep(value)
+    tx.tell(run, (event,))
+
+
+def _fenced(fence: Fence) -> dict[str, int | str]:
+    return {"b_run": fence.run, "b_owner": fence.owner, "b_fence": fence.fence}
+
+
+def _fence_lost(transition: str, fence: Fence) -> TransitionRefusedError:
+    return TransitionRefusedError(
+        transition, "the run is not ours any more: it was cancelled, or changed hands", run_id=fence.run_id
+    )

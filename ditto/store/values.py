@@ -1,0 +1,122 @@
+"""Values: how data becomes bytes in the store, and comes back the same.
+
+The stored form is compact JSON in the given order with Python's number text. What would come back changed, or not at
+all, is refused with its path: NaN, lone surrogates, sets, tuples, objects, keys that are not text. Digests are SHA-256
+over the stored bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ditto.errors import InvalidValueError, LimitExceededError
+
+INLINE_BYTES_MAX: Final = 512
+"""A longer value is stored once, under its digest, in `ditto_values`."""
+
+REFERENCE: Final = "@"
+"""First character of a column that holds a digest. No JSON text begins with it."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value in its stored form. `column` is what a value column holds; `body` is its JSON text."""
+
+    column: str
+    body: str
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether the body stands in `ditto_values`."""
+        return self.column[0] == REFERENCE
+
+    def decode(self) -> Any:
+        """The value, made anew on every call, so that no two readers share it."""
+        return json.loads(self.body)
+
+
+def encode(value: Any, *, what: str, max_bytes: int) -> str:
+    """The stored form of a value: JSON text that decodes to an equal value.
+
+    `what` names the value in the error. Raises InvalidValueError with the path of what cannot be stored, and
+    LimitExceededError above `max_bytes`.
+    """
+    try:
+        text = _encode(value)
+        size_bytes = len(text.encode())
+        same = json.loads(text) == value
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refusal(value, what, error) from None
+    if not same:
+        raise _refusal(value, what, None)
+    if size_bytes > max_bytes:
+        raise LimitExceededError(
+            f"{what} takes {size_bytes} bytes; the limit is {max_bytes} (runtime.value_max_bytes). "
+            "Store large data elsewhere and pass a reference"
+        )
+    return text
+
+
+def store_text(text: str) -> Stored:
+    """The stored form of JSON text: in the column if it is small, else by its digest."""
+    if len(text) <= INLINE_BYTES_MAX:
+        return Stored(text, text)
+    return Stored(REFERENCE + digest(text), text)
+
+
+def digest(text: str) -> str:
+    """SHA-256 of the stored bytes, 64 hex digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def decode(text: str) -> Any:
+    """The value of a stored JSON text."""
+    return json.loads(text)
+
+
+def repair(text: str) -> str:
+    """Text from outside with each lone surrogate replaced by U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def _refusal(value: Any, what: str, error: Exception | None) -> InvalidValueError:
+    path, reason = _find_fault(value, "") or ("", f"cannot be stored as JSON ({error or 'it would come back changed'})")
+    return InvalidValueError(f"{what}{path}: {reason}", path=path)
+
+
+def _find_fault(value: Any, path: str, depth: int = 0) -> tuple[str, str] | None:
+    """Where in a refused value the fault is, and what is wrong with it."""
+    if depth > 200:
+        return path[:80] + "…", "is nested too deep to be stored"
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return (path, "holds a lone surrogate, which is no Unicode text") if _SURROGATE.search(value) else None
+    if isinstance(value, int):
+        return (path, "is an integer with too many digits") if value.bit_length() > 14_000 else None
+    if isinstance(value, float):
+        return (path, f"is {value}, which JSON cannot hold") if value != value or abs(value) == float("inf") else None
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                return f"{path}[{key!r}]", f"has a key of type {type(key).__name__}; keys must be text"
+            found = _find_fault(key, f"{path}.<key>", depth + 1) or _find_fault(each, f"{path}.{key}", depth + 1)
+            if found:
+                return found
+        return None
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            found = _find_fault(each, f"{path}[{index}]", depth + 1)
+            if found:
+                return found
+        return None
+    name = type(value).__name__
+    advice = "; use a list" if isinstance(value, tuple | set | frozenset) else "; return plain data"
+    return path, f"is a {name}, which is not storable{advice}"

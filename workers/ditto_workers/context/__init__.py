@@ -1,0 +1,5 @@
+"""CONTEXT.*: what a model is shown. Start at `worker.py`; what may be dropped is decided in `limits.py`."""
+
+from ditto_workers.context.worker import create_context_worker
+
+__all__ = ["create_context_worker"]
