@@ -46,7 +46,7 @@ class Loop:
                 raise DefinitionError(
                     f"{owner}: {role} must be a plain function, not async: it is computed again on resume"
                 )
-        if isinstance(self.max_iterations, bool) or not isinstance(self.max_iterations, int) or self.max_iterations < 1:
+        if type(self.max_iterations) is not int or self.max_iterations < 1:
             raise DefinitionError(f"{owner}: max_iterations must be 1 or more, not {self.max_iterations!r}")
 
     def choose(self, state: Any) -> Graph:

@@ -340,20 +340,21 @@ class Runtime:
                     opened.engine, drive, workflow, input, prefix="", concurrency=concurrency, trouble=trouble,
                     end=COMPLETED,
                 )  # fmt: skip
-                end, ended, value = COMPLETED, result.ended, result.decode
+                end, ended, value, iterations = COMPLETED, result.ended, result.decode, 0
             else:
                 assert run.loop is not None
                 looped = await run_loop(
                     opened.engine, drive, workflow, run.loop, concurrency=concurrency, trouble=trouble
                 )
                 end, ended, value = looped.end or COMPLETED, False, looped.state.decode
+                iterations = looped.iteration
             if trouble:
                 await drive.finish(trouble.end())
                 raise trouble.to_error(drive.run)
             if not ended:
                 await drive.finish(end)
             if end.status is RunStatus.EXHAUSTED:
-                raise exhausted(drive.run.run_id, workflow.name, end.event.body["iterations"])
+                raise exhausted(drive.run.run_id, workflow.name, iterations)
             return value()
         except asyncio.CancelledError:
             await self._let_go(drive)

@@ -31,6 +31,7 @@ class LoopResult:
     """Where a Loop stands: its state, and whether it is done or hit its guard."""
 
     state: Stored
+    iteration: int
     end: RunEnd | None
     """How the run ends; None if something went wrong, which is in the trouble."""
 
@@ -43,15 +44,15 @@ async def run_loop(
     while True:
         done = user.ask("done", partial(_is_done, loop, state.state))
         if trouble:
-            return LoopResult(state.state, None)
+            return LoopResult(state.state, state.iteration, None)
         if done:
-            return LoopResult(state.state, RunEnd(RunStatus.COMPLETED))
+            return LoopResult(state.state, state.iteration, RunEnd(RunStatus.COMPLETED))
         if state.iteration >= loop.max_iterations:
             event = Event("run_exhausted", body={"iterations": state.iteration})
-            return LoopResult(state.state, RunEnd(RunStatus.EXHAUSTED, event=event))
+            return LoopResult(state.state, state.iteration, RunEnd(RunStatus.EXHAUSTED, event=event))
         following = await _iterate(engine, drive, loop, state, user, concurrency=concurrency, trouble=trouble)
         if following is None:
-            return LoopResult(state.state, None)
+            return LoopResult(state.state, state.iteration, None)
         state = following
 
 
