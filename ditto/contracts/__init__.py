@@ -3,7 +3,7 @@
 Start at `registry.py`. A contract is data only; nothing here does I/O.
 """
 
-from ditto.contracts.base import Contract, Json
+from ditto.contracts.contract import Contract, Json
 from ditto.contracts.context import Context, ContextItem, ContextLimits, LoadInput, NewItem, SelectInput, UpdateInput
 from ditto.contracts.inference import Sample, SampleInput, Usage
 from ditto.contracts.interaction import ExternalResult, OutputInput, ResultError, ToolInput

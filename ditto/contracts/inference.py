@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ditto.contracts.base import Contract
+from ditto.contracts.contract import Contract
 from ditto.contracts.messages import Message, ToolOffer
 from ditto.contracts.model import ModelRef
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ditto.contracts.base import Contract, Json
+from ditto.contracts.contract import Contract, Json
 
 ResultStatus = Literal["success", "failed", "cancelled", "timeout", "unknown"]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ditto.contracts.base import Contract
+from ditto.contracts.contract import Contract
 
 Role = Literal["system", "user", "assistant", "tool"]
 

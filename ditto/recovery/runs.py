@@ -30,14 +30,15 @@ class RecoveryRuntime(Protocol):
 
     async def run(
         self,
-        workflow: Graph,
+        graph: Graph,
         input: Any,
+        /,
         *,
         id: str | None = None,
         on_finished: Literal["return", "new_if_failed"] = "return",
     ) -> Any: ...
 
-    async def loop(self, loop: Loop, state: Any, *, id: str | None = None) -> Any: ...
+    async def loop(self, loop: Loop, state: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
