@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ditto import DittoError, ResultError, StepError
+from ditto import ResultError, StepError, UnknownOutcomeError
 from ditto.recovery.job import TERMINAL, Job, JobError, Stage
 from ditto.recovery.profile import Profile
 
@@ -130,6 +130,10 @@ def decide_stage(at: Checkpoint, kind: str, failure: StepError) -> tuple[Stage, 
     return Stage.FAILED, error
 
 
-def uncertain_error(kind: str, unknown: DittoError) -> JobError:
-    """Why a job is uncertain whose operation was sent, and is lost."""
-    return JobError(code=OPERATION_UNCERTAIN, message=unknown.message, operation=kind)
+def uncertain_error(kind: str, unknown: UnknownOutcomeError) -> JobError:
+    """Why a job is uncertain whose operation was sent, and is lost. The same words each time: nothing has changed."""
+    message = (
+        f"{kind} was sent, and no response and no look-up says what became of it. Enter the job again to look it up; "
+        f"if that can never settle it, decide on step {', '.join(unknown.steps)} of run {unknown.run_id}"
+    )
+    return JobError(code=OPERATION_UNCERTAIN, message=message, operation=kind)
