@@ -21,6 +21,7 @@ LAYERS = [
     ["errors", "clock"],
     ["complaints", "secrets", "effects", "signatures", "contracts"],
     ["sandbox", "config", "config_yaml"],
+    ["items"],
     ["worker", "tool"],
     ["graph", "loop"],
     ["runs"],
