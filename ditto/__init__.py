@@ -54,6 +54,7 @@ from ditto.errors import (
     UnknownOutcomeError,
 )
 from ditto.graph import Graph, Node, Retry
+from ditto.items import Items
 from ditto.loop import Loop
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
@@ -82,6 +83,7 @@ __all__ = [
     "ExternalResult",
     "Graph",
     "InvalidValueError",
+    "Items",
     "Json",
     "LimitExceededError",
     "LookupResult",

@@ -6,8 +6,9 @@ immutable `Items` in place of a list. `items.add(x)` gives a longer one that sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn, overload
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, overload
 
 from ditto.errors import InvalidValueError
 
@@ -46,6 +47,14 @@ class Items(Sequence[Any]):
             growth.append(value)
         return Items.over(growth, len(growth.values))
 
+    @classmethod
+    def loaded(cls, values: list[Any], stored: int, ids: list[int], *, full_length: int) -> Items:
+        """The list with this id, as it stands in the store; for the store."""
+        growth = Growth()
+        growth.values = [freeze(value) for value in values]
+        growth.kept = Kept(stored, tuple(ids), full_length)
+        return cls.over(growth, len(values))
+
     @property
     def growth(self) -> Growth:
         """What this shares with the Items it grew from; for the store."""
@@ -82,46 +91,64 @@ class Items(Sequence[Any]):
         return f"Items({self[:]!r})"
 
 
+class Kept(NamedTuple):
+    """What the store has of a growth: the id of the newest list, the ids of its values, and how many of them the
+    newest list that is stored in full has."""
+
+    stored: int | None = None
+    ids: tuple[int, ...] = ()
+    full_length: int = 0
+
+
 class Growth:
     """The values that Items share which grew from one another, and what the store knows of them.
 
-    Values are only ever appended.
+    Values are only ever appended, on the event loop's thread. The committer's thread replaces `kept`, whole, once a
+    longer prefix is on disk.
     """
 
-    __slots__ = ("added", "base", "stored", "stored_length", "texts", "values")
+    __slots__ = ("_texts", "kept", "values")
 
     def __init__(self) -> None:
         self.values: list[Any] = []
-        self.texts: dict[int, str] = {}
-        """JSON text of values that are not stored yet, by position, once the store has made it."""
-        self.stored: int | None = None
-        """The id of the newest list in the store that holds a prefix of the values."""
-        self.stored_length = 0
-        self.base = 0
-        """Length of the newest list that is stored in full."""
-        self.added = 0
-        """Lists stored since as increments."""
+        self.kept = Kept()
+        self._texts: dict[int, str] = {}
 
     def append(self, value: Any) -> None:
         """Put a value behind the others, in the form that it will be read in."""
         self.values.append(freeze(value, f"[{len(self.values)}]"))
 
+    def encode(self, length: int, encode: Callable[[Any], str]) -> None:
+        """Make the JSON text of each value that is not stored yet, once; then the value is what it decodes to."""
+        for position in range(len(self.kept.ids), length):
+            if position not in self._texts:
+                text = encode(self.values[position])
+                self._texts[position] = text
+                self.values[position] = freeze(json.loads(text))
+
+    def text(self, position: int) -> str:
+        """The JSON text of a value that is not stored yet."""
+        return self._texts[position]
+
     def fork(self, length: int) -> Growth:
         """Another growth, from the same first values."""
         forked = Growth()
         forked.values = self.values[:length]
-        if self.stored is not None and self.stored_length <= length:
-            forked.stored, forked.stored_length = self.stored, self.stored_length
-            forked.base, forked.added = self.base, self.added
-        forked.texts = {position: text for position, text in self.texts.items() if position < length}
+        # Texts first: one that is gone by now belongs to a value that `kept` has.
+        forked._texts = {position: text for position, text in self._texts.copy().items() if position < length}
+        stored, ids, full_length = self.kept
+        if len(ids) <= length:
+            forked.kept = Kept(stored, ids, full_length)
+        else:
+            forked.kept = Kept(None, ids[:length], 0)
         return forked
 
-    def mark_stored(self, stored: int, length: int, *, full: bool) -> None:
-        """The first `length` values are durable as the list with this id."""
-        for position in range(self.stored_length, length):
-            self.texts.pop(position, None)
-        self.stored, self.stored_length = stored, length
-        self.base, self.added = (length, 0) if full else (self.base, self.added + 1)
+    def mark_stored(self, kept: Kept) -> None:
+        """A longer prefix is on disk."""
+        before = len(self.kept.ids)
+        self.kept = kept
+        for position in range(before, len(kept.ids)):
+            self._texts.pop(position, None)
 
 
 class FrozenDict(dict[str, Any]):
@@ -132,7 +159,7 @@ class FrozenDict(dict[str, Any]):
     def _refuse(self, *_args: Any, **_named: Any) -> NoReturn:
         raise TypeError("this value is stored and read-only; change a copy of it")
 
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
 
     def copy(self) -> dict[str, Any]:
         """A shallow copy that may be changed."""
@@ -147,8 +174,8 @@ class FrozenList(list[Any]):
     def _refuse(self, *_args: Any, **_named: Any) -> NoReturn:
         raise TypeError("this value is stored and read-only; change a copy of it")
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = _refuse  # type: ignore[assignment]
-    pop = remove = reverse = sort = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = _refuse
+    pop = remove = reverse = sort = _refuse
 
     def copy(self) -> list[Any]:
         """A shallow copy that may be changed."""

@@ -23,7 +23,10 @@ class Loop:
     - `max_iterations`: the guard. Hitting it ends the run as `exhausted` and keeps all that was found; a later run
       with a higher one goes on. It is no part of the loop's identity.
 
-    All four functions are plain and pure: they are computed anew on resume. Raises DefinitionError.
+    - `append`: fields of the state, an object, that hold a list which grows. They carry an immutable Items: with
+      `state["findings"].add(x)` only `x` is stored. Any other value costs its own size each iteration.
+
+    The functions are plain and pure: they are asked again on resume. Raises DefinitionError.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Loop:
     done: Callable[[Any], bool]
     max_iterations: int
     bind: Callable[[Any], Any] | None = None
+    append: tuple[str, ...] = ()
     version: str = "1"
 
     def __post_init__(self) -> None:
@@ -46,6 +50,8 @@ class Loop:
                 raise DefinitionError(
                     f"{owner}: {role} must be a plain function, not async: it is computed again on resume"
                 )
+        if not isinstance(self.append, tuple):
+            raise DefinitionError(f"{owner}: append must be a tuple of field names, for example ('findings',)")
         if type(self.max_iterations) is not int or self.max_iterations < 1:
             raise DefinitionError(f"{owner}: max_iterations must be 1 or more, not {self.max_iterations!r}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ditto.errors import StepError
+from ditto.errors import DittoError, StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,43 @@ class RunInfo:
     def step(self, path: str) -> StepInfo | None:
         """The step with this path, if it has a record."""
         return next((step for step in self.steps if step.path == path), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run in a list: its newest generation, without its steps."""
+
+    run_id: str
+    generation: int
+    kind: str
+    workflow: str
+    status: str
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What became of one run that `recover` took up: its status, and the error that its driver met, if any."""
+
+    run_id: str
+    status: str
+    error: DittoError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What an examination of the store found. `faults` is empty for a sound file."""
+
+    schema_version: int
+    faults: tuple[str, ...]
+    size_bytes: int
+    wal_bytes: int
+    runs: dict[str, int]
+    """Runs by status; one that says running and has no live owner counts as interrupted."""
+    live_owners: int
+    unknown: tuple[tuple[str, str], ...]
+    """Run id and path of steps that wait for a look-up or a person; at most 100."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from ditto.engine.loops import run_loop
 from ditto.engine.opening import Closed, OnFinished, Opened, Request
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.ownership import Owner
+from ditto.engine.recovering import recover_runs
 from ditto.engine.resolving import Decision, decide_resolution
 from ditto.engine.routing import Router
 from ditto.engine.steps import is_lost
@@ -33,24 +34,28 @@ from ditto.errors import (
     ConfigError,
     DefinitionError,
     DittoError,
+    RunBlockedError,
     RunBusyError,
     RunNotFoundError,
     StoreClosedError,
 )
 from ditto.graph import Graph
 from ditto.loop import Loop
-from ditto.runs import EventInfo, RunInfo, StepInfo
+from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
 from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import RunStatus, StepState
+from ditto.store.schema import SCHEMA_VERSION, RunStatus, StepState
 from ditto.store.store import Store
 from ditto.worker import Worker
 
 EVENTS_PAGE: Final = 500
 """Events read at once; no read transaction is open between two pages."""
+
+LOST_SHOWN: Final = 100
+MAX_ROW_ID: Final = 2**62
 
 logger = logging.getLogger("ditto")
 
@@ -60,13 +65,15 @@ def create_ditto(
     *,
     store: str | Path | None = None,
     workers: Iterable[Worker] = (),
+    workflows: Iterable[Graph | Loop] = (),
     sandbox: Sandbox | None = None,
     clock: Clock | None = None,
 ) -> Runtime:
     """A runtime for this configuration: `async with create_ditto() as runtime`, or `await runtime.close()`.
 
     `store` is the path of the SQLite file (else the configuration's, `.ditto/ditto.db`). `workers` carry out node
-    types; plain steps need none. `sandbox` replaces the configuration's. Raises ConfigError.
+    types; plain steps need none. `workflows` are those that `recover` and `resume` may take up by name; the store keeps
+    names only. `sandbox` replaces the configuration's. Raises ConfigError.
     """
     config = config or Config()
     path = Path(config.store.path if store is None else store).absolute()
@@ -76,6 +83,7 @@ def create_ditto(
         config=config,
         location=Location(path, config.store.synchronous, config.store.busy_timeout_s),
         workers=tuple(workers),
+        workflows=_by_name(workflows),
         sandbox=sandbox or Sandbox.from_config(config.sandbox),
         clock=clock or Clock(),
     )
@@ -98,12 +106,20 @@ class Runtime:
     """Drives runs on one store. Made by `create_ditto`; belongs to one event loop and one process."""
 
     def __init__(
-        self, *, config: Config, location: Location, workers: tuple[Worker, ...], sandbox: Sandbox, clock: Clock
+        self,
+        *,
+        config: Config,
+        location: Location,
+        workers: tuple[Worker, ...],
+        workflows: Mapping[tuple[str, str], Graph | Loop],
+        sandbox: Sandbox,
+        clock: Clock,
     ) -> None:
         self.config = config
         self.location = location
         self.sandbox = sandbox
         self._workers = workers
+        self._workflows = workflows
         self._clock = clock
         self._opened: _Open | None = None
         self._opening = anyio.Lock()
@@ -189,17 +205,96 @@ class Runtime:
             )
         return await self._drive(loop, state, id, on_finished, concurrency)
 
+    async def resume(self, run_id: str) -> Any:
+        """Take a run up by its id alone, with its recorded input: open, failed and exhausted runs go on.
+
+        Its workflow must be among `create_ditto(workflows=…)`. Returns and raises as `run` and `loop` do, and
+        RunNotFoundError; RunBlockedError if the workflow is not registered.
+        """
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        workflow = self._workflows.get((run.kind, run.workflow))
+        if workflow is None:
+            raise RunBlockedError(
+                f"run {run_id}: {run.kind} {run.workflow!r} is not registered; pass it to create_ditto(workflows=[…])",
+                run_id=run_id,
+            )
+        stored = await opened.store.read(queries.load_value, run.input)
+        assert stored is not None
+        return await self._drive(workflow, stored.decode(), run_id, "reopen", None)
+
+    async def recover(self) -> tuple[Recovered, ...]:
+        """Take up, once, every run of a registered workflow that nobody drives: its owner died, or let go of it.
+
+        They are driven to their ends, `runtime.concurrency` at a time. What goes wrong with one is told in its
+        Recovered and harms no other; a store that is busy for a moment is tried again. Runs that are unknown wait for
+        `resume` or a person.
+        """
+        opened = await self._ready()
+        return await recover_runs(
+            opened.store, opened.owner, self._workflows, self._resume_found, self.config.runtime.concurrency
+        )
+
+    async def _resume_found(self, run: RunRow) -> None:
+        """Drive a run that was found undriven; RunBusyError if somebody else was faster."""
+        opened = await self._ready()
+        stored = await opened.store.read(queries.load_value, run.input)
+        assert stored is not None
+        if run.run_id not in opened.active:
+            await self._drive(self._workflows[run.kind, run.workflow], stored.decode(), run.run_id, "return", None)
+
     # Asking and deciding
+
+    async def runs(self, *, status: str | None = None, limit: int = 50) -> list[RunSummary]:
+        """The newest generation of each run, newest first: at most `limit`, with this status if one is given."""
+        if status is not None and status not in list(RunStatus):
+            raise DefinitionError(f"status {status!r}: use one of {', '.join(RunStatus)}")
+        opened = await self._ready()
+        found: list[RunSummary] = []
+        before = MAX_ROW_ID
+        # A run of a dead owner still says `running` in its row, and counts as interrupted.
+        wanted = RunStatus.RUNNING.value if status == RunStatus.INTERRUPTED else status
+        for recorded in dict.fromkeys((status, wanted)):
+            page = await opened.store.read(queries.list_runs, recorded, before, limit)
+            found += [_summary(run, self._live_status(opened, run)) for run in page]
+        found = [run for run in found if status is None or run.status == status]
+        return sorted(found, key=lambda run: run.created_at, reverse=True)[:limit]
+
+    async def health(self) -> Health:
+        """Examine the store: SQLite's own checks, what is open, who drives it. Reads the whole file."""
+        opened = await self._ready()
+        path = self.location.path
+        counts: dict[str, int] = {}
+        owners: set[str] = set()
+        for status, owner, count in await opened.store.read(queries.count_runs):
+            alive = owner is not None and opened.owner.is_alive(owner)
+            if alive and owner is not None:
+                owners.add(owner)
+            shown = RunStatus.INTERRUPTED.value if status == RunStatus.RUNNING and not alive else status
+            counts[shown] = counts.get(shown, 0) + count
+        lost = await opened.store.read(queries.list_lost, LOST_SHOWN)
+        wal = path.with_name(path.name + "-wal")
+        return Health(
+            schema_version=SCHEMA_VERSION,
+            faults=tuple(await opened.store.read(queries.list_faults)),
+            size_bytes=path.stat().st_size,
+            wal_bytes=wal.stat().st_size if wal.exists() else 0,
+            runs=counts,
+            live_owners=len(owners),
+            unknown=tuple(
+                (run_id, step) for run_id, step, owner in lost if owner is None or not opened.owner.is_alive(owner)
+            ),
+        )
 
     async def get(self, run_id: str) -> RunInfo:
         """A run as it stands: its newest generation, with its steps. Raises RunNotFoundError."""
         opened = await self._ready()
         run = await self._find(opened, run_id)
         rows = await opened.store.read(queries.list_steps, run.id)
-        state = await opened.store.read(queries.load_value, run.state)
-        status = run.status
-        if status is RunStatus.RUNNING and (run.owner is None or not opened.owner.is_alive(run.owner)):
-            status = RunStatus.UNKNOWN if any(is_lost(row) for row in rows) else RunStatus.INTERRUPTED
+        state = await opened.store.read(queries.load_state, run.state)
+        status = self._live_status(opened, run)
+        if status is RunStatus.INTERRUPTED and any(is_lost(row) for row in rows):
+            status = RunStatus.UNKNOWN
         return RunInfo(
             run_id=run.run_id,
             generation=run.generation,
@@ -208,7 +303,7 @@ class Runtime:
             version=run.version,
             status=status.value,
             iteration=run.iteration,
-            state=None if state is None else state.decode(),
+            state=None if state is None else state.plain(),
             error=None if run.error is None else ErrorRecord.from_text(run.error).to_error(run.run_id),
             created_at=to_datetime(run.created_at),
             updated_at=to_datetime(run.updated_at),
@@ -346,7 +441,7 @@ class Runtime:
                 looped = await run_loop(
                     opened.engine, drive, workflow, run.loop, concurrency=concurrency, trouble=trouble
                 )
-                end, ended, value = looped.end or COMPLETED, False, looped.state.decode
+                end, ended, value = looped.end or COMPLETED, False, looped.state.plain
                 iterations = looped.iteration
             if trouble:
                 await drive.finish(trouble.end())
@@ -383,10 +478,20 @@ class Runtime:
         """What a closed run came to."""
         opening.raise_saved(run)
         if run.kind == "loop":
-            state = await opened.store.read(queries.load_value, run.state)
-            return None if state is None else state.decode()
+            state = await opened.store.read(queries.load_state, run.state)
+            return None if state is None else state.plain()
         rows = await opened.store.read(queries.list_steps, run.id)
         return {row.path: None if row.output is None else row.output.decode() for row in rows}
+
+    @staticmethod
+    def _live_status(opened: _Open, run: RunRow) -> RunStatus:
+        """A run's status, with a dead owner seen for what it is."""
+        if run.status is not RunStatus.RUNNING:
+            return run.status
+        if run.owner == opened.owner.id:
+            return RunStatus.RUNNING if run.run_id in opened.active else RunStatus.INTERRUPTED
+        alive = run.owner is not None and opened.owner.is_alive(run.owner)
+        return RunStatus.RUNNING if alive else RunStatus.INTERRUPTED
 
     async def _find(self, opened: _Open, run_id: str) -> RunRow:
         run = await opened.store.read(queries.get_run, run_id)
@@ -421,6 +526,31 @@ class Runtime:
             for each in _loggers(router):
                 each.addFilter(opened.log_filter)
         return opened
+
+
+def _by_name(workflows: Iterable[Graph | Loop]) -> dict[tuple[str, str], Graph | Loop]:
+    """Workflows by kind and name. Raises ConfigError for two of one name."""
+    named: dict[tuple[str, str], Graph | Loop] = {}
+    for workflow in workflows:
+        if not isinstance(workflow, Graph | Loop):
+            raise ConfigError(f"workflows takes Graphs and Loops, not {type(workflow).__name__}")
+        key = ("graph" if isinstance(workflow, Graph) else "loop", workflow.name)
+        if key in named:
+            raise ConfigError(f"two workflows are {key[0]} {workflow.name!r}; runs are found by that name")
+        named[key] = workflow
+    return named
+
+
+def _summary(run: RunRow, status: RunStatus) -> RunSummary:
+    return RunSummary(
+        run_id=run.run_id,
+        generation=run.generation,
+        kind=run.kind,
+        workflow=run.workflow,
+        status=status.value,
+        created_at=to_datetime(run.created_at),
+        updated_at=to_datetime(run.updated_at),
+    )
 
 
 def _loggers(router: Router) -> list[logging.Logger]:

@@ -34,5 +34,7 @@ def load_application(name: str, store: Path | None) -> Runtime:
         raise ConfigError(f"--app {name}: the factory takes no store=, so --store cannot be given")
     runtime = factory(store=store) if store is not None else factory()
     if not isinstance(runtime, Runtime):
-        raise ConfigError(f"--app {name}: the factory returned {type(runtime).__name__}; it must return create_ditto(…)")
+        raise ConfigError(
+            f"--app {name}: the factory returned {type(runtime).__name__}; it must return create_ditto(…)"
+        )
     return runtime

@@ -6,6 +6,7 @@ configuration, 3 rejected or cancelled, 4 an outcome is unknown, 75 enter again 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -56,10 +57,13 @@ _EXIT_CODES: Final[tuple[tuple[type[DittoError], int], ...]] = (
     (StoreClosedError, LATER),
 )
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.split("\n")[0])
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.split("\n")[0]
+)
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="PATH", help="The SQLite file; else ditto.yaml's, else .ditto/ditto.db.")
+    Path | None,
+    typer.Option("--store", metavar="PATH", help="The SQLite file; else ditto.yaml's, else .ditto/ditto.db."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
@@ -157,7 +161,9 @@ def resolve_step(
     absent: Annotated[bool, typer.Option("--absent", help="The effect was not made; try again.")] = False,
     ask_again: Annotated[bool, typer.Option("--ask-again", help="Ask the model again; may be paid twice.")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="The step has failed.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Refuse if the step has moved on from this attempt.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Refuse if the step has moved on from this attempt.")
+    ] = None,
 ) -> None:
     """Record a decision on a step whose outcome is unknown. Exactly one way out is to be given."""
     values: dict[str, Any] = {}
@@ -171,7 +177,9 @@ def resolve_step(
             run, step, actor=actor, reason=reason, absent=absent, ask_again=ask_again, abandon=abandon,
             attempt=attempt, **values,
         )  # fmt: skip
-        typer.echo(f"recorded: step {step} of run {run}. Run the workflow again, or: ditto resume {run} --app …", err=True)
+        typer.echo(
+            f"recorded: step {step} of run {run}. Run the workflow again, or: ditto resume {run} --app …", err=True
+        )
 
     _with_runtime(store, decide)
 
@@ -198,20 +206,22 @@ def _with_runtime(store: Path | None, work: Callable[[Runtime], Awaitable[None]]
     """Do something with a runtime on a store that exists already: looking must not make one."""
 
     async def opened() -> None:
-        config = _config()
-        path = Path(config.store.path if store is None else store)
-        if not path.is_file():
-            raise ConfigError(f"{path}: there is no store; name another one with --store")
-        async with create_ditto(config, store=path) as runtime:
+        async with _existing_store(store) as runtime:
             await work(runtime)
 
     _run(opened)
 
 
+def _existing_store(store: Path | None) -> Runtime:
+    config = _config()
+    path = Path(config.store.path if store is None else store)
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no store; name another one with --store")
+    return create_ditto(config, store=path)
+
+
 def _config() -> Config:
     """`ditto.yaml` in the current folder, with the `.env` beside it; the defaults if there is none."""
-    import os
-
     file = Path("ditto.yaml")
     return load_config(file, {**load_dotenv_file(".env"), **os.environ}) if file.is_file() else Config()
 

@@ -42,7 +42,10 @@ def print_run(run: RunInfo, *, with_data: bool, as_json: bool) -> None:
             typer.echo(f"state      {json.dumps(run.state, ensure_ascii=False)}")
     if run.error is not None:
         typer.echo(f"error      {run.error.code}: {run.error.message}")
-    rows = [(step.path, step.state, step.effect or "-", str(step.attempt), _step_detail(step, with_data)) for step in run.steps]
+    rows = [
+        (step.path, step.state, step.effect or "-", str(step.attempt), _step_detail(step, with_data))
+        for step in run.steps
+    ]
     typer.echo("")
     _print_table(("STEP", "STATE", "EFFECT", "ATTEMPT", "DETAIL"), rows)
     if advice := next_command(run):

@@ -3,8 +3,8 @@
 Start at `registry.py`. A contract is data only; nothing here does I/O.
 """
 
-from ditto.contracts.contract import Contract, Json
 from ditto.contracts.context import Context, ContextItem, ContextLimits, LoadInput, NewItem, SelectInput, UpdateInput
+from ditto.contracts.contract import Contract, Json
 from ditto.contracts.inference import Sample, SampleInput, Usage
 from ditto.contracts.interaction import ExternalResult, OutputInput, ResultError, ToolInput
 from ditto.contracts.messages import Message, ToolCall, ToolOffer

@@ -23,7 +23,7 @@ from ditto.errors import (
     TransitionRefusedError,
 )
 from ditto.store import queries, transitions
-from ditto.store.committer import Durable, Transition
+from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
 from ditto.store.transitions import Transaction
@@ -83,9 +83,12 @@ class Drive:
         self._schedule()
 
     async def barrier(self) -> None:
-        """Return when all outcomes so far are durable, those that another branch is committing included."""
+        """Return when all outcomes so far are durable, those that another branch is committing included.
+
+        A loop's state is no outcome: what it is computed from is durable.
+        """
         while True:
-            if self._held:
+            if self._held.rows:
                 await self._commit([], [])
             elif self._last is not None and not self._last.done():
                 await asyncio.wait([self._last])
@@ -174,18 +177,18 @@ class Drive:
         self, writes: list[Transition], points: list[str], end: RunEnd | None = None, *, alone: bool = False
     ) -> None:
         self._check_stopped()
-        held, self._held = self._held, _Held()
-        self._stop_timer()
-        unit = ([self._write_held(held)] if held else []) + writes
-        points = [self._point(row) for row in held.rows] + points
+        held, kept = self._take_held(), None
+        if held is not None and alone:
+            kept = held
+        elif held is not None:
+            writes, points = [*held.transitions, *writes], [*held.points, *points]
         if end is not None:
-            unit.append(lambda tx: transitions.release_run(tx, self.fence, end))
-            points.append(f"{self.fence.workflow}:{end.status}")
-        self._last = self.store.commit(*unit, points=points, alone=alone)
+            writes = [*writes, lambda tx: transitions.release_run(tx, self.fence, end)]
+            points = [*points, f"{self.fence.workflow}:{end.status}"]
+        self._last = self.store.commit(*writes, points=points, alone=alone, kept=kept, after=self._last)
         try:
             await self._last
-        except _UsersError as raised:
-            self._held = held + self._held
+        except UsersError as raised:
             raise raised.error from None
         except StoreError as error:
             self.stopped = error
@@ -199,12 +202,10 @@ class Drive:
 
     def _flush(self) -> None:
         """Commit what is held without waiting for it; what goes wrong stops the run at its next write."""
-        self._stop_timer()
-        if self.stopped is not None or not self._held:
+        if self.stopped is not None or (held := self._take_held()) is None:
             return
-        held, self._held = self._held, _Held()
         try:
-            self._last = self.store.commit(self._write_held(held), points=[self._point(row) for row in held.rows])
+            self._last = self.store.commit(*held.transitions, points=held.points, after=self._last)
         except StoreError as error:
             self.stopped = error
         else:
@@ -224,8 +225,14 @@ class Drive:
             self._timer.cancel()
             self._timer = None
 
-    def _write_held(self, held: _Held) -> Transition:
-        return lambda tx: transitions.record_steps(tx, self.fence, held.rows, held.events, held.loop)
+    def _take_held(self) -> Unit | None:
+        """What is held, to be written now."""
+        self._stop_timer()
+        if not self._held:
+            return None
+        held, self._held = self._held, _Held()
+        write: Transition = lambda tx: transitions.record_steps(tx, self.fence, held.rows, held.events, held.loop)  # noqa: E731
+        return Unit([write], tuple(self._point(row) for row in held.rows), after=self._last)
 
     def _write_step(self, row: StepRow, event: Event, seen: Seen | None) -> Transition:
         if seen is None:
@@ -250,9 +257,6 @@ class _Held:
     def __bool__(self) -> bool:
         return bool(self.events)
 
-    def __add__(self, later: _Held) -> _Held:
-        return _Held(self.rows + later.rows, self.events + later.events, later.loop or self.loop)
-
 
 class _Timed:
     """Reports a user's function that keeps the store for too long."""
@@ -269,14 +273,6 @@ class _Timed:
             logger.warning("%s held the store for %.2f s: local handlers must be short", self._name, took_s)
 
 
-class _UsersError(Exception):
-    """Carries what a user's function raised through the committer, whatever it is."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 def _users(function: Callable[[Transaction], None]) -> Transition:
     """A user's function as a transition. A refused guard is no error of the user's."""
 
@@ -286,6 +282,6 @@ def _users(function: Callable[[Transaction], None]) -> Transition:
         except TransitionRefusedError:
             raise
         except BaseException as error:
-            raise _UsersError(error) from error
+            raise UsersError(error) from error
 
     return run

@@ -30,7 +30,7 @@ from ditto.sandbox import Sandbox
 from ditto.store import queries
 from ditto.store.records import RunEnd
 from ditto.store.schema import SETTLED, StepState
-from ditto.store.values import Stored
+from ditto.store.values import State, Stored
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ async def run_graph(
     engine: Engine,
     drive: Drive,
     graph: Graph,
-    input: Stored,
+    input: State,
     *,
     prefix: str,
     concurrency: int,
@@ -87,7 +87,7 @@ class _Execution:
         engine: Engine,
         drive: Drive,
         graph: Graph,
-        input: Stored,
+        input: State,
         prefix: str,
         concurrency: int,
         trouble: Trouble,
@@ -199,7 +199,7 @@ class _Execution:
         """The named values, decoded anew for this reader; None for a skipped node."""
         values: dict[str, Any] = {}
         for name in names:
-            stored = self.input if name == "input" else self.outputs[name]
+            stored: State | None = self.input if name == "input" else self.outputs[name]
             values[name] = None if stored is None else stored.decode()
         return values
 

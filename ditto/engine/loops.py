@@ -21,7 +21,7 @@ from ditto.graph import Graph
 from ditto.loop import Loop
 from ditto.store.records import Event, LoopState, RunEnd
 from ditto.store.schema import RunStatus
-from ditto.store.values import Stored
+from ditto.store.values import State
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class LoopResult:
     """Where a Loop stands: its state, and whether it is done or hit its guard."""
 
-    state: Stored
+    state: State
     iteration: int
     end: RunEnd | None
     """How the run ends; None if something went wrong, which is in the trouble."""
@@ -41,6 +41,8 @@ async def run_loop(
 ) -> LoopResult:
     """Go on from this state until done, exhausted or in trouble. Raises as `run_graph` does."""
     user = _Asked(loop, drive, trouble)
+    if state.iteration == 0:
+        state = LoopState(0, _stored_state(drive, loop, state.state.decode()))
     while True:
         done = user.ask("done", partial(_is_done, loop, state.state))
         if trouble:
@@ -64,7 +66,8 @@ async def _iterate(
     prefix = f"{number}/"
     graph = user.ask("graph", lambda: _chosen(engine, loop, state.state.decode()))
     bound = user.ask(
-        "bind", lambda: drive.store.encode(_bound(loop, state.state.decode()), f"the input of iteration {number}")
+        "bind",
+        lambda: drive.store.encode_growing(_bound(loop, state.state.decode()), f"the input of iteration {number}"),
     )
     if graph is None or bound is None:
         return None
@@ -80,9 +83,7 @@ async def _iterate(
         return None
     updated = user.ask(
         "update",
-        lambda: drive.store.encode(
-            loop.update(state.state.decode(), result.decode()), f"the state of loop {loop.name}"
-        ),
+        lambda: _stored_state(drive, loop, loop.update(state.state.decode(), result.decode())),
     )
     if updated is None:
         return None
@@ -92,13 +93,17 @@ async def _iterate(
     return following
 
 
+def _stored_state(drive: Drive, loop: Loop, state: Any) -> State:
+    return drive.store.encode_growing(state, f"the state of loop {loop.name}", loop.append)
+
+
 def _chosen(engine: Engine, loop: Loop, state: Any) -> Graph:
     graph = loop.choose(state)
     engine.router.check(graph)
     return graph
 
 
-def _is_done(loop: Loop, state: Stored) -> bool:
+def _is_done(loop: Loop, state: State) -> bool:
     return bool(loop.done(state.decode()))
 
 

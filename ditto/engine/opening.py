@@ -147,7 +147,7 @@ async def _create(store: Store, owner: Owner, request: Request, generation: int)
         input=request.input,
         input_digest=digest(request.input.body),
         owner=owner.id,
-        state=None if loop is None else loop.state,
+        state=None if loop is None else request.input,
     )
     event = Event("run_created", body={"workflow": workflow.name, "generation": generation})
     created = store.commit(lambda tx: transitions.create_run(tx, new, (event,)), points=[f"{workflow.name}:created"])
@@ -183,7 +183,7 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
                 differences=tuple(differences),
                 run_id=run.run_id,
             )
-    state = await store.read(queries.load_value, run.state)
+    state = await store.read(queries.load_state, run.state)
     event = Event("run_reopened" if run.status in REOPENABLE else "run_resumed", body={"was": run.status.value})
     fence = Fence(run.id, owner.id, run.fence + 1, run.run_id, workflow.name)
     claimed = store.commit(

@@ -4,9 +4,12 @@ It takes all that waits, applies it in one `BEGIN IMMEDIATE … COMMIT`, then te
 without added delay. Nothing is told before it is on disk.
 
 - A refused transition fails alone (its guard wrote nothing). An unexpected error rolls the batch back, and each unit
-  is applied again by itself, so only the culprit fails.
+  is applied again by itself, so only the culprit fails. An error from BEGIN is nobody's: the whole batch fails at once.
 - An error from COMMIT leaves the outcome open: the connection is made anew and the batch's mark is read.
-- A unit that runs a user's function (`alone`) has a transaction of its own.
+- A unit that runs a user's function (`alone`) has a transaction of its own. What it takes along (`kept`) is committed
+  without it if that function raises.
+- A unit that comes `after` another is not applied if that one is lost: no effect before its causes.
+- When nothing comes for a while, the WAL goes back into the file.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ditto.clock import Clock
-from ditto.errors import DittoError, StoreClosedError, TransitionRefusedError
+from ditto.errors import StoreClosedError, StoreError, TransitionRefusedError
 from ditto.store import statements as sql
 from ditto.store.connection import Driver, Location, connect
 from ditto.store.faults import store_error
@@ -29,6 +32,9 @@ from ditto.store.transitions import Transaction
 
 BATCH_MAX: Final = 512
 """Units in one transaction."""
+
+IDLE_S: Final = 1.0
+"""After so long without a unit the WAL is checkpointed."""
 
 logger = logging.getLogger("ditto.store")
 
@@ -43,9 +49,20 @@ class Durable(asyncio.Future[Any]):
     So no task ever believes that a commit did not happen when it did.
     """
 
+    lost: BaseException | None = None
+    """Why the unit is not on disk, if it failed. Set in the committer's thread, before the waiting task is told."""
+
     def cancel(self, msg: Any = None) -> bool:
         """Not to be cancelled: the transaction goes its way."""
         return False
+
+
+class UsersError(Exception):
+    """Carries what a user's function raised through the committer, whatever it is."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(slots=True)
@@ -56,6 +73,10 @@ class Unit:
     points: tuple[str, ...] = ()
     """`step path:transition` of each thing that becomes durable with it."""
     alone: bool = False
+    kept: Unit | None = None
+    """What an `alone` unit takes along: it goes first, and is committed without it if the user's function raises."""
+    after: Durable | None = None
+    """The unit that this one rests on: if that one is lost, so is this."""
     result: Any = None
     error: BaseException | None = None
     waiter: Durable | None = field(default=None, repr=False)
@@ -74,7 +95,9 @@ class Committer:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._held: Unit | None = None
-        self._db: Driver = connect(location)
+        self._db: Driver | None = connect(location)
+        self._written = False
+        """Something was committed since the last checkpoint."""
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="ditto-committer", daemon=True)
@@ -99,22 +122,29 @@ class Committer:
     @property
     def driver(self) -> Driver:
         """The writing connection, for `local` handlers, in the committer's thread only."""
+        assert self._db is not None
         return self._db
 
     def _serve(self) -> None:
         try:
             while (batch := self._take()) is not None:
                 self._commit(batch)
-                self._loop.call_soon_threadsafe(_deliver, batch)
+                try:
+                    self._loop.call_soon_threadsafe(_deliver, batch)
+                except RuntimeError:
+                    logger.info("the event loop was closed before it could be told of a commit")
         finally:
-            self._close_connection()
+            self._checkpoint()
+            self._drop_connection()
 
     def _take(self) -> list[Unit] | None:
         """All that waits, up to a unit that must be alone; None when closed."""
-        first = self._held or self._inbox.get()
+        first = self._held or self._wait()
         self._held = None
-        if first is None or first.alone:
-            return None if first is None else [first]
+        if first is None:
+            return None
+        if first.alone:
+            return [first] if first.kept is None else [first.kept, first]
         batch = [first]
         while len(batch) < BATCH_MAX:
             try:
@@ -130,64 +160,117 @@ class Committer:
             batch.append(unit)
         return batch
 
+    def _wait(self) -> Unit | None:
+        while self._written:
+            try:
+                return self._inbox.get(timeout=IDLE_S)
+            except queue.Empty:
+                self._checkpoint()
+        return self._inbox.get()
+
     def _commit(self, batch: list[Unit]) -> None:
         try:
             self._apply(batch)
+        except (UsersError, TransitionRefusedError) as error:
+            self._roll_back()
+            self._commit_kept(batch, error)
+        except _BatchLostError as lost:
+            self._roll_back()
+            for unit in batch:
+                self._lose(unit, lost.error)
         except BaseException as error:  # noqa: BLE001 - it is handed to the tasks that wait
             self._roll_back()
-            if len(batch) > 1 and not isinstance(error, _CommitLost):
+            if len(batch) == 1 or batch[-1].alone:
                 for unit in batch:
-                    unit.result = unit.error = None
-                    self._commit([unit])
+                    self._lose(unit, error)
                 return
             for unit in batch:
-                unit.error = self._explained(error)
+                unit.result = unit.error = None
+                self._commit([unit])
+
+    def _commit_kept(self, batch: list[Unit], error: UsersError | TransitionRefusedError) -> None:
+        """The last unit of a batch is undone by its user's function, or by its guard; what it took along stands."""
+        *kept, undone = batch
+        if kept:
+            self._commit(kept)
+        undone.error = next((unit.error for unit in kept if unit.error is not None), error)
 
     def _apply(self, batch: list[Unit]) -> None:
         """One transaction. Raises what it meets; the caller rolls back."""
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
+        db = self._begin()
         tx = Transaction(db, self._clock.now_us())
         for unit in batch:
+            if unit.after is not None and unit.after.lost is not None:
+                self._lose(unit, unit.after.lost)
+                continue
             try:
                 for transition in unit.transitions:
                     unit.result = transition(tx)
             except TransitionRefusedError as refused:
+                if unit.alone:
+                    raise
                 unit.error = refused
         self._tell_probe(batch, "before")
         try:
             db.execute("COMMIT")
         except sqlite3.Error as error:
             self._settle_lost_commit(tx, error)
+        for done in tx.after_commit:
+            done()
         self.commits += 1
+        self._written = True
         self._tell_probe(batch, "after")
+
+    def _begin(self) -> Driver:
+        """Open a transaction, on a new connection if the last one had to be given up."""
+        try:
+            if self._db is None:
+                self._db = connect(self._location)
+            self._db.execute("BEGIN IMMEDIATE")
+        except (sqlite3.Error, StoreError) as error:
+            raise _BatchLostError(error) from error
+        return self._db
 
     def _settle_lost_commit(self, tx: Transaction, error: sqlite3.Error) -> None:
         """Find out, on a new connection, whether a COMMIT that reported an error happened all the same."""
-        self._reconnect()
-        if tx.mark is None or sql.HAS_EVENT(self._db, b_id=tx.mark, b_at=tx.at).fetchone() is None:
-            raise _CommitLost from error
+        self._drop_connection()
+        try:
+            self._db = connect(self._location)
+            happened = tx.mark is not None and sql.HAS_EVENT(self._db, b_id=tx.mark, b_at=tx.at).fetchone() is not None
+        except (sqlite3.Error, StoreError) as unreadable:
+            text = (
+                f"{self._location.path}: COMMIT reported {error}, and the file cannot be read ({unreadable}): whether "
+                "the last change is on disk is not known. Run again: it goes on from what is there"
+            )
+            raise _BatchLostError(StoreError(text, code="store.commit_unknown", retryable=True)) from error
+        if not happened:
+            raise _BatchLostError(error) from error
         logger.warning("COMMIT reported %s, but the transaction is on disk", error)
 
     def _roll_back(self) -> None:
         try:
-            if self._db.in_transaction:
+            if self._db is not None and self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
-            self._reconnect()
+            self._drop_connection()
 
-    def _reconnect(self) -> None:
-        self._db.close()
-        self._db = connect(self._location)
+    def _drop_connection(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
-    def _explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, _CommitLost) and isinstance(error.__cause__, sqlite3.Error):
-            error = error.__cause__
+    def _lose(self, unit: Unit, error: BaseException) -> None:
+        """Nothing of the unit is on disk. Each one gets an exception of its own: tasks add to what they are given."""
         if isinstance(error, sqlite3.Error):
-            explained = store_error(error, self._location.path)
-            explained.__cause__ = error
-            return explained
-        return error
+            unit.error = store_error(error, self._location.path)
+            unit.error.__cause__ = error
+        elif isinstance(error, StoreError):
+            unit.error = type(error)(error.message, code=error.code, retryable=error.retryable)
+            unit.error.__cause__ = error
+        else:
+            unit.error = error
+        if unit.waiter is not None:
+            unit.waiter.lost = error
 
     def _tell_probe(self, batch: list[Unit], when: str) -> None:
         if (probe := type(self).probe) is not None:
@@ -196,19 +279,27 @@ class Committer:
                     for point in unit.points:
                         probe(f"{point}:{when}")
 
-    def _close_connection(self) -> None:
+    def _checkpoint(self) -> None:
+        """Bring the WAL back into the file, unless a reader or another writer is in the way."""
+        self._written = False
+        if self._db is None:
+            return
         try:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            # Not to be waited for: SQLite would keep every other writer waiting meanwhile.
+            self._db.execute("PRAGMA busy_timeout=0")
+            self._written = bool(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            self._db.execute(f"PRAGMA busy_timeout={round(self._location.busy_timeout_s * 1000)}")
         except sqlite3.Error as error:
-            logger.info("the WAL was not checkpointed on close: %s", error)
-        self._db.close()
+            logger.info("the WAL was not checkpointed: %s", error)
+            self._drop_connection()
 
 
-class _CommitLost(DittoError):
-    """COMMIT failed, and the transaction is known not to be on disk."""
+class _BatchLostError(Exception):
+    """Nothing of a batch is on disk, or nobody can tell; and none of its units is to blame."""
 
-    def __init__(self) -> None:
-        super().__init__("COMMIT failed")
+    def __init__(self, error: sqlite3.Error | StoreError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _deliver(batch: list[Unit]) -> None:

@@ -1,13 +1,20 @@
 """Connections: how a store's file is opened, checked and, on first use, laid out.
 
 Every connection has the same settings: WAL, the configured `synchronous`, a busy timeout, foreign keys, and the
-driver's implicit transactions off.
+driver's implicit transactions off. Nothing is written to a file before it is known to be ours.
+
+SQLite's locks on a file belong to the process. So this module opens an existing file through SQLite only: closing any
+other descriptor of it would drop the locks of the connections that are open already, and another process could then
+delete the WAL under them (sqlite.org/howtocorrupt.html, 2.2). And a forked child, whose SQLite believes in locks that
+only its parent has, may not open a file that the parent had open (the same page, 2.6).
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -18,12 +25,14 @@ import uuid_utils
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from ditto.errors import StoreError, StoreForeignError, StoreSchemaError
+from ditto.errors import StoreDamagedError, StoreError, StoreForeignError, StoreSchemaError
 from ditto.store import statements as sql
 from ditto.store.faults import store_error
 from ditto.store.schema import APPLICATION_ID, SCHEMA_VERSION, metadata
 
-_HEADER: Final = b"SQLite format 3\x00"
+_PAGE_BYTES_MIN: Final = 512
+"""No database is shorter. SQLite takes a file of one byte for an empty one, and would overwrite it."""
+
 _NETWORK_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs")
 
 
@@ -40,6 +49,13 @@ class Driver(sqlite3.Connection):
     """The driver's connection. `guarded` is set while a user's function works in a transaction of ours."""
 
     guarded = False
+    file: tuple[int, int] | None = None
+    """Device and inode while it is open."""
+
+    def close(self) -> None:
+        """Close it. Safe to call twice."""
+        self.file = None
+        super().close()
 
     def commit(self) -> None:
         """Refused: transactions belong to the committer, which runs its own BEGIN and COMMIT."""
@@ -51,23 +67,35 @@ class Driver(sqlite3.Connection):
             raise StoreError("a local handler must not roll back: raise an exception, and its writes are undone")
 
 
+_connections: Final[weakref.WeakSet[Driver]] = weakref.WeakSet()
+_inherited: Final[set[tuple[int, int]]] = set()
+"""Files that were open when this process was forked off."""
+
+_creating = threading.Lock()
+
+
 def connect(location: Location, *, read_only: bool = False) -> Driver:
-    """A connection with the store's settings. Raises StoreError."""
-    with driver_errors(location.path):
+    """A connection with the store's settings to a file that exists. Raises StoreError."""
+    path = location.path
+    with driver_errors(path):
         db = sqlite3.connect(
-            location.path,
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
             timeout=location.busy_timeout_s,
             isolation_level=None,
             check_same_thread=False,
             factory=Driver,
         )
         try:
+            db.file = _identify(path)
+            _connections.add(db)
             db.execute("PRAGMA foreign_keys=ON")
             db.execute(f"PRAGMA synchronous={'FULL' if location.synchronous == 'full' else 'NORMAL'}")
+            _check_header(db, path)
             if read_only:
                 db.execute("PRAGMA query_only=ON")
             elif db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
-                raise StoreError(f"{location.path}: the file system does not allow SQLite's WAL; choose a local disk")
+                raise StoreError(f"{path}: the file system does not allow SQLite's WAL; choose a local disk")
         except BaseException:
             db.close()
             raise
@@ -82,15 +110,7 @@ def open_store(location: Location) -> str:
     """
     path = location.path
     _refuse_network_file_system(path)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with path.open("rb") as file:
-            head = file.read(len(_HEADER))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be opened for writing ({error.strerror})", code="store.readonly") from None
-    if head and head != _HEADER:
-        raise StoreForeignError(f"{path}: the file is no SQLite database; choose another path")
+    _create_file(path)
     with closing(connect(location)) as db, driver_errors(path):
         if _check_header(db, path):
             return _store_id(db)
@@ -105,6 +125,49 @@ def open_store(location: Location) -> str:
                 db.execute("ROLLBACK")
             raise
         return store_id
+
+
+def _create_file(path: Path) -> None:
+    """Make folder and file if they are new; refuse what can be told without opening an existing file."""
+    try:
+        real = path.resolve()
+        real.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _creating:
+            try:
+                os.close(os.open(real, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            except FileExistsError:
+                if 0 < real.stat().st_size < _PAGE_BYTES_MIN:
+                    raise StoreForeignError(f"{path}: the file is no SQLite database; choose another path") from None
+        writable = os.access(real, os.W_OK)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be opened for writing ({error.strerror})", code="store.readonly") from None
+    if not writable:
+        raise StoreError(f"{path}: the file cannot be written; check its owner and mode", code="store.readonly")
+
+
+def _identify(path: Path) -> tuple[int, int]:
+    """Device and inode of a file. Raises StoreError if it was open when this process was forked off."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise StoreError(f"{path}: the file is gone ({error.strerror})") from None
+    file = (status.st_dev, status.st_ino)
+    if file in _inherited:
+        raise StoreError(
+            f"{path}: this process was forked while its parent had the store open, and SQLite's locks do not survive "
+            "that; start the child with 'spawn', or fork before the store is opened",
+            code="store.forked",
+        )
+    return file
+
+
+def _after_fork() -> None:
+    global _creating
+    _creating = threading.Lock()
+    _inherited.update(db.file for db in _connections if db.file is not None)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager
@@ -126,7 +189,7 @@ def _check_header(db: sqlite3.Connection, path: Path) -> bool:
     if db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='ditto_meta'").fetchone() is None:
         return False
     found = sql.GET_META(db, b_name="schema_version").fetchone()
-    if found is None or not found[0].isdigit():
+    if found is None or not str(found[0]).isdecimal():
         raise StoreForeignError(f"{path}: its ditto_meta table has no schema version; the file is no store of ditto")
     if int(found[0]) > SCHEMA_VERSION:
         raise StoreSchemaError(
@@ -147,8 +210,10 @@ def _lay_out(db: sqlite3.Connection) -> None:
 
 
 def _store_id(db: sqlite3.Connection) -> str:
-    store_id: str = sql.GET_META(db, b_name="store_id").fetchone()[0]
-    return store_id
+    found = sql.GET_META(db, b_name="store_id").fetchone()
+    if found is None:
+        raise StoreDamagedError("the store has lost its id in ditto_meta; restore a backup")
+    return str(found[0])
 
 
 def _refuse_network_file_system(path: Path) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ditto.errors import RunNotFoundError, StoreDamagedError
+from ditto.items import Items
 from ditto.store import statements as sql
 from ditto.store.records import RunRow, StepRow
 from ditto.store.schema import StepState
 from ditto.store.transitions import EVENT_ID_SHIFT
-from ditto.store.values import REFERENCE, Stored
+from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored
 
 _AFTER_SLASH: Final = "0"
 """The character after `/`: paths below `p/` are those from `p/` up to, not including, `p0`."""
@@ -33,6 +34,35 @@ def get_run_by_key(db: sqlite3.Connection, run: int) -> RunRow:
     if row is None:
         raise RunNotFoundError(f"no run has the key {run}")
     return RunRow.from_row(row)
+
+
+def list_runs(db: sqlite3.Connection, status: str | None, before: int, limit: int) -> list[RunRow]:
+    """Runs by the age of their newest generation, newest first, with row ids below `before`."""
+    rows = sql.LIST_RUNS(db, b_before=before, b_status=status or "", b_limit=limit)
+    return [RunRow.from_row(row) for row in rows.fetchall()]
+
+
+def list_undriven(db: sqlite3.Connection, after: int, limit: int) -> list[RunRow]:
+    """Runs that are interrupted, or say that they run, oldest first; whether an owner lives is not asked here."""
+    rows = sql.LIST_UNDRIVEN(db, b_after=after, b_limit=limit)
+    return [RunRow.from_row(row) for row in rows.fetchall()]
+
+
+def count_runs(db: sqlite3.Connection) -> list[tuple[str, str | None, int]]:
+    """(status, owner, number of runs) for all generations."""
+    return [(status, owner, count) for status, owner, count in sql.COUNT_RUNS(db).fetchall()]
+
+
+def list_lost(db: sqlite3.Connection, limit: int) -> list[tuple[str, str, str | None]]:
+    """(run id, step path, owner) of the steps of open runs whose outcome is not known, oldest first."""
+    return [(run_id, path, owner) for run_id, path, owner in sql.LIST_LOST(db, b_limit=limit).fetchall()]
+
+
+def list_faults(db: sqlite3.Connection) -> list[str]:
+    """What SQLite's own checks of the file find; empty for a sound one. Reads the whole file."""
+    found = [row[0] for row in db.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
+    broken = db.execute("PRAGMA foreign_key_check").fetchmany(20)
+    return found + [f"a row of {table} refers to a row of {parent} that is gone" for table, _, parent, _ in broken]
 
 
 def list_steps(db: sqlite3.Connection, run: int, prefix: str = "") -> list[StepRow]:
@@ -66,10 +96,41 @@ def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     """A value column with its body. Raises StoreDamagedError if the body is gone."""
     if column is None or column[0] != REFERENCE:
         return None if column is None else Stored(column, column)
-    row = sql.GET_VALUE(db, b_digest=column[1:]).fetchone()
+    row = sql.GET_VALUE(db, b_digest=bytes.fromhex(column[1:])).fetchone()
     if row is None:
         raise StoreDamagedError(f"the value {column[1:]} is missing from ditto_values; restore a backup")
     return Stored(column, row[0])
+
+
+def load_state(db: sqlite3.Connection, column: str | None) -> State | None:
+    """The state column of a Loop, with its lists. Raises StoreDamagedError if a part of it is gone."""
+    if column is None or column[0] != GROWING:
+        return load_value(db, column)
+    rest_column, lists = json.loads(column[1:])
+    rest = load_value(db, rest_column)
+    assert rest is not None
+    return Growing(rest, {name: _load_list(db, number) for name, number in lists.items()})
+
+
+def _load_list(db: sqlite3.Connection, number: int) -> Items:
+    """A list's items: those of the lists it is based on, then its own."""
+    parts: list[list[int]] = []
+    base: int | None = number
+    while base is not None:
+        row = sql.GET_LIST(db, b_id=base).fetchone()
+        if row is None:
+            raise StoreDamagedError(f"the list {base} is missing from ditto_lists; restore a backup")
+        parts.append(json.loads(row[1]))
+        base = row[0]
+    ids = [value for part in reversed(parts) for value in part]
+    return Items.loaded([_load_item(db, value) for value in ids], number, ids, full_length=len(parts[-1]))
+
+
+def _load_item(db: sqlite3.Connection, value: int) -> Any:
+    row = sql.GET_VALUE_BY_ID(db, b_id=value).fetchone()
+    if row is None:
+        raise StoreDamagedError(f"the value {value} is missing from ditto_values; restore a backup")
+    return json.loads(row[0])
 
 
 def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:

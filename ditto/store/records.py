@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ditto.store.schema import RunStatus, StepState
-from ditto.store.values import Stored
+from ditto.store.values import State, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class LoopState:
     """A Loop's state after `iteration` rounds."""
 
     iteration: int
-    state: Stored
+    state: State
 
 
 @dataclass(frozen=True, slots=True)

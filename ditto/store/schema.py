@@ -1,7 +1,8 @@
 """The tables of the store, in SQLAlchemy Core. Columns are integers and text only: the driver reads and writes them.
 
 Times are whole microseconds since the epoch, UTC. A value column holds JSON text, or `@` and the digest of a row of
-`ditto_values`. The id of an event packs its run and its number in the run: `run << 32 | seq`.
+`ditto_values`, or `+` and JSON of a value with lists that grow. A list is a row of `ditto_lists`: the ids of the values
+that it adds to the list it is based on. The id of an event packs its run and its number in the run: `run << 32 | seq`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,21 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint, and_
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    and_,
+)
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
@@ -119,8 +132,17 @@ values = Table(
     "ditto_values",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("digest", Text, nullable=False, unique=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
     Column("body", Text, nullable=False),
+)
+
+lists = Table(
+    "ditto_lists",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("base", Integer, ForeignKey("ditto_lists.id")),
+    Column("length", Integer, nullable=False),
+    Column("added", Text, nullable=False),
 )
 
 meta = Table(

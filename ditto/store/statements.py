@@ -13,7 +13,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from ditto.store.schema import CLOSED, StepState, events, meta, runs, steps, values
+from ditto.store.schema import CLOSED, RunStatus, StepState, events, lists, meta, runs, steps, values
 
 _DIALECT: Final = sqlite.dialect(paramstyle="qmark")
 
@@ -37,6 +37,13 @@ class Statement:
 
 _OPEN: Final = and_(*[runs.c.status != status.value for status in sorted(CLOSED)])
 """The run is not closed. Spelled out, since a list parameter would be rendered anew on every call."""
+
+
+_later = runs.alias("later")
+_NEWEST: Final = ~(
+    select(_later.c.id).where(_later.c.run_id == runs.c.run_id, _later.c.generation > runs.c.generation).exists()
+)
+"""The run is the newest generation of its id."""
 
 
 def _fenced() -> Any:
@@ -66,13 +73,8 @@ TOUCH_RUN: Final = Statement(
 )
 ADVANCE_LOOP: Final = Statement(
     update(runs)
-    .where(*_fenced())
-    .values(
-        seq=runs.c.seq + bindparam("b_events"),
-        updated_at=bindparam("b_at"),
-        iteration=bindparam("b_iteration"),
-        state=bindparam("b_state"),
-    )
+    .where(runs.c.id == bindparam("b_run"))
+    .values(iteration=bindparam("b_iteration"), state=bindparam("b_state"))
 )
 RELEASE_RUN: Final = Statement(
     update(runs)
@@ -200,6 +202,36 @@ LIST_STEPS: Final = Statement(
 LIST_ALL_STEPS: Final = Statement(
     select(*[steps.c[name] for name in _STEP_COLUMNS]).where(steps.c.run == bindparam("b_run")).order_by(steps.c.id)
 )
+LIST_RUNS: Final = Statement(
+    select(*runs.columns)
+    .where(
+        runs.c.id < bindparam("b_before"),
+        or_(bindparam("b_status") == "", runs.c.status == bindparam("b_status")),
+        _NEWEST,
+    )
+    .order_by(runs.c.id.desc())
+    .limit(bindparam("b_limit"))
+)
+LIST_UNDRIVEN: Final = Statement(
+    select(*runs.columns)
+    .where(
+        runs.c.id > bindparam("b_after"),
+        or_(runs.c.status == RunStatus.RUNNING.value, runs.c.status == RunStatus.INTERRUPTED.value),
+    )
+    .order_by(runs.c.id)
+    .limit(bindparam("b_limit"))
+)
+COUNT_RUNS: Final = Statement(select(runs.c.status, runs.c.owner, func.count()).group_by(runs.c.status, runs.c.owner))
+LIST_LOST: Final = Statement(
+    select(runs.c.run_id, steps.c.path, runs.c.owner)
+    .join_from(steps, runs, steps.c.run == runs.c.id)
+    .where(
+        or_(steps.c.state == StepState.UNKNOWN.value, steps.c.state == StepState.ADMITTED.value),
+        _OPEN,
+    )
+    .order_by(steps.c.id)
+    .limit(bindparam("b_limit"))
+)
 GET_STEP: Final = Statement(
     select(*[steps.c[name] for name in _STEP_COLUMNS]).where(
         steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path")
@@ -212,5 +244,12 @@ LIST_EVENTS: Final = Statement(
     .limit(bindparam("b_limit"))
 )
 GET_VALUE: Final = Statement(select(values.c.body).where(values.c.digest == bindparam("b_digest")))
+GET_VALUE_ID: Final = Statement(select(values.c.id).where(values.c.digest == bindparam("b_digest")))
+GET_VALUE_BY_ID: Final = Statement(select(values.c.body).where(values.c.id == bindparam("b_id")))
+
+INSERT_LIST: Final = Statement(
+    insert(lists).values(base=bindparam("base"), length=bindparam("length"), added=bindparam("added"))
+)
+GET_LIST: Final = Statement(select(lists.c.base, lists.c.added).where(lists.c.id == bindparam("b_id")))
 GET_META: Final = Statement(select(meta.c.value).where(meta.c.name == bindparam("b_name")))
 SET_META: Final = Statement(insert(meta).values(name=bindparam("name"), value=bindparam("value")))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from ditto.clock import Clock
 from ditto.errors import StoreClosedError
+from ditto.items import Items
 from ditto.secrets import Redactor
 from ditto.store import values
 from ditto.store.committer import Committer, Durable, Transition, Unit
 from ditto.store.connection import Location, open_store
 from ditto.store.local import LocalConnections
 from ditto.store.reader import Reader
-from ditto.store.values import Stored
+from ditto.store.values import Growing, State, Stored
 
 T = TypeVar("T")
 
@@ -48,14 +50,43 @@ class Store:
         text = values.encode(value, what=what, max_bytes=self._value_max_bytes)
         return values.store_text(self._redactor.redact_json_text(text))
 
+    def encode_growing(self, value: Any, what: str, append: Sequence[str] = ()) -> State:
+        """The same for an object some of whose fields hold Items: each item is encoded once, whoever shares it.
+
+        A plain list in a field named in `append` is made an Items. Raises as `encode`.
+        """
+        if not isinstance(value, dict):
+            return self.encode(value, what)
+        lists = {
+            name: each if isinstance(each, Items) else Items(each)
+            for name, each in value.items()
+            if isinstance(each, Items) or (name in append and isinstance(each, list))
+        }
+        if not lists:
+            return self.encode(value, what)
+        for name, items in lists.items():
+            items.growth.encode(len(items), partial(self._encode_item, f"an item of {what}.{name}"))
+        return Growing(self.encode({**value, **dict.fromkeys(lists)}, what), lists)
+
+    def _encode_item(self, what: str, item: Any) -> str:
+        text = values.encode(item, what=what, max_bytes=self._value_max_bytes)
+        return self._redactor.redact_json_text(text)
+
     def redact(self, text: str) -> str:
         """Text that may be written or shown: secrets replaced, lone surrogates repaired."""
         return self._redactor.redact_text(values.repair(text))
 
-    def commit(self, *transitions: Transition, points: Sequence[str] = (), alone: bool = False) -> Durable:
-        """Apply transitions in one transaction; the future has the last one's result once it is on disk."""
+    def commit(
+        self,
+        *transitions: Transition,
+        points: Sequence[str] = (),
+        alone: bool = False,
+        kept: Unit | None = None,
+        after: Durable | None = None,
+    ) -> Durable:
+        """Apply transitions in one transaction; the future has the last one's result once it is on disk. See Unit."""
         self._refuse_fork()
-        return self._committer.submit(Unit(transitions, points=tuple(points), alone=alone))
+        return self._committer.submit(Unit(transitions, tuple(points), alone=alone, kept=kept, after=after))
 
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:
         """The result of a query, run in the reader's thread."""
@@ -70,4 +101,7 @@ class Store:
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
-            raise StoreClosedError("this runtime was opened before fork(); create a new one in the child process")
+            raise StoreClosedError(
+                "this runtime was opened before fork(), and works in the parent only; start the child with 'spawn', "
+                "or fork before the store is opened"
+            )

@@ -18,15 +18,17 @@ and nothing of the transition is written; other transitions of the same transact
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ditto.errors import TransitionRefusedError
+from ditto.items import Items, Kept
 from ditto.store import statements as sql
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import RunStatus, StepState
-from ditto.store.values import Stored
+from ditto.store.values import GROWING, Growing, Stored, digest
 
 EVENT_ID_SHIFT: Final = 32
 """The id of an event is `run << 32 | seq`: a run's events lie side by side, and need no index of their own."""
@@ -35,21 +37,55 @@ EVENT_ID_SHIFT: Final = 32
 class Transaction:
     """One open transaction: the driver's connection, its time, and a mark by which a lost COMMIT can be found."""
 
-    __slots__ = ("at", "db", "mark")
+    __slots__ = ("after_commit", "at", "db", "mark")
 
     def __init__(self, db: sqlite3.Connection, at: int) -> None:
         self.db = db
         self.at = at
         self.mark: int | None = None
         """The id of the first event written: it exists, with this time, if and only if the transaction committed."""
+        self.after_commit: list[Callable[[], None]] = []
+        """Called in the committer's thread once the transaction is on disk."""
 
-    def keep(self, stored: Stored | None) -> str | None:
+    def keep(self, value: Stored | Growing | None) -> str | None:
         """Store a value, if it is not stored yet; returns what its column holds."""
-        if stored is None:
+        if value is None:
             return None
-        if stored.by_reference:
-            sql.INSERT_VALUE(self.db, digest=stored.column[1:], body=stored.body)
-        return stored.column
+        if isinstance(value, Growing):
+            lists = {name: self._keep_list(items) for name, items in value.lists.items()}
+            return GROWING + json.dumps([self.keep(value.rest), lists], separators=(",", ":"))
+        if value.by_reference:
+            sql.INSERT_VALUE(self.db, digest=value.digest, body=value.body)
+        return value.column
+
+    def _keep_list(self, items: Items) -> int:
+        """Store what the list adds to its stored prefix; all of it when the additions weigh as much as the whole."""
+        growth, length = items.growth, len(items)
+        stored, ids, full_length = growth.kept
+        if stored is not None and len(ids) == length:
+            return stored
+        ids = ids[:length] + tuple(self._keep_item(growth.text(position)) for position in range(len(ids), length))
+        full = stored is None or len(growth.kept.ids) > length or length - full_length >= full_length
+        shown = ids if full else ids[len(growth.kept.ids) :]
+        inserted = sql.INSERT_LIST(
+            self.db,
+            base=None if full else stored,
+            length=length,
+            added=json.dumps(shown, separators=(",", ":")),
+        ).lastrowid
+        assert inserted is not None
+        kept = Kept(inserted, ids, length if full else full_length)
+        self.after_commit.append(lambda: growth.mark_stored(kept))
+        return inserted
+
+    def _keep_item(self, text: str) -> int:
+        key = bytes.fromhex(digest(text))
+        inserted = sql.INSERT_VALUE(self.db, digest=key, body=text)
+        if inserted.rowcount == 1:
+            assert inserted.lastrowid is not None
+            return inserted.lastrowid
+        found: int = sql.GET_VALUE_ID(self.db, b_digest=key).fetchone()[0]
+        return found
 
     def tell(self, run: int, events: Sequence[Event]) -> None:
         """Write a run's events; its `seq` has been raised by their number already."""
@@ -125,21 +161,11 @@ def record_steps(
     tx: Transaction, fence: Fence, rows: Sequence[StepRow], events: Sequence[Event], loop: LoopState | None = None
 ) -> None:
     """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence."""
-    if loop is None:
-        touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
-    else:
-        touched = sql.ADVANCE_LOOP(
-            tx.db,
-            **_fenced(fence),
-            b_events=len(events),
-            b_at=tx.at,
-            b_iteration=loop.iteration,
-            b_state=loop.state.column,
-        )
+    touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
     if touched.rowcount != 1:
         raise _fence_lost("record_steps", fence)
     if loop is not None:
-        tx.keep(loop.state)
+        sql.ADVANCE_LOOP(tx.db, b_run=fence.run, b_iteration=loop.iteration, b_state=tx.keep(loop.state))
     for row in rows:
         sql.INSERT_STEP(
             tx.db,

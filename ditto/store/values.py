@@ -11,17 +11,29 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ditto.errors import InvalidValueError, LimitExceededError
+from ditto.items import Items
 
 INLINE_BYTES_MAX: Final = 512
 """A longer value is stored once, under its digest, in `ditto_values`."""
 
+GROWING: Final = "+"
+"""First character of a column that holds a value with lists that grow."""
+
 REFERENCE: Final = "@"
 """First character of a column that holds a digest. No JSON text begins with it."""
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+def _list_of_items(value: Any) -> list[Any]:
+    """Items outside of a field that grows are a list like any other."""
+    if isinstance(value, Items):
+        return value[:]
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_list_of_items).encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -37,9 +49,43 @@ class Stored:
         """Whether the body stands in `ditto_values`."""
         return self.column[0] == REFERENCE
 
+    @property
+    def digest(self) -> bytes:
+        """The digest of a value that is stored by reference."""
+        return bytes.fromhex(self.column[1:])
+
     def decode(self) -> Any:
         """The value, made anew on every call, so that no two readers share it."""
         return json.loads(self.body)
+
+    def plain(self) -> Any:
+        """The value, made anew."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A value with lists that grow: an object, and the Items of some of its fields."""
+
+    rest: Stored
+    """The object, with null in the place of each list."""
+    lists: dict[str, Items]
+
+    def decode(self) -> dict[str, Any]:
+        """The object made anew, with the shared, read-only Items in it."""
+        value: dict[str, Any] = self.rest.decode()
+        value.update(self.lists)
+        return value
+
+    def plain(self) -> dict[str, Any]:
+        """The object with plain lists, for those who do not go on from it."""
+        value: dict[str, Any] = self.rest.decode()
+        value.update({name: items[:] for name, items in self.lists.items()})
+        return value
+
+
+State: TypeAlias = Stored | Growing
+"""The stored form of a Loop's state, or of a Graph's input while it runs."""
 
 
 def encode(value: Any, *, what: str, max_bytes: int) -> str:

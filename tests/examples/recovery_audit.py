@@ -1,4 +1,4 @@
-"""What a folder of a recovery job holds, read by a process that had no part in it: `python -m … DIRECTORY`, one JSON."""
+"""What a folder of a recovery job holds, read by a process that had no part in it: one JSON object."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ def read_audit(directory: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(read_audit(Path(sys.argv[1]))))
+    sys.stdout.write(json.dumps(read_audit(Path(sys.argv[1]))) + "\n")

@@ -1,4 +1,4 @@
-"""The world of one recovery test: a random order, the real service, the HTTP model, and what is left of it afterwards."""
+"""The world of one recovery test: a random order, the real service, the HTTP model, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ditto import Config, Endpoint, ModelRef, Runtime, Sandbox, create_ditto
 from ditto.recovery import Job, RecoveryInput
 from ditto.testing.provider import Script, ScriptedProvider, order_script
 from ditto_workers import create_context_worker, create_infer_worker, create_interaction_worker
+from examples._shared.tools.fulfillment_ledger import read_ledger
 from examples._shared.tools.fulfillment_service import Faults, FulfillmentService
 from examples._shared.tools.recovery_store import RecoveryStore
 
@@ -74,12 +75,11 @@ class World:
 
     @property
     def job(self) -> Job:
+        """The job as it is recorded."""
         return self.store.job(JOB)
 
     def requests(self) -> list[str]:
         """What the service was asked, in order: method and path."""
-        from examples._shared.tools.fulfillment_ledger import read_ledger
-
         return [f"{row['method']} {row['path']}" for row in read_ledger(self.service.path)["requests"]]
 
 

@@ -29,9 +29,9 @@ from ditto.recovery import (
     run_side_effect_check,
     run_timeout,
 )
-from ditto.testing.provider import Drop, Failure, Text
+from ditto.testing.provider import Drop, Failure, Reply, Text
 from examples._shared.tools.fulfillment_service import Faults
-from tests.examples.recovery_world import JOB, Order, audit, open_world
+from tests.examples.recovery_world import INPUT, JOB, Order, audit, open_world
 
 pytestmark = pytest.mark.asyncio
 LOOKED_UP = "GET /operations/task-"
@@ -55,7 +55,7 @@ async def test_01_read_limit_is_corrected(tmp_path: Path, order: Order) -> None:
     async with open_world(tmp_path, order) as world:
         job = await world.enter(run_retry)
         assert job.order == order.to_json()
-        assert job == world.job.model_copy() or job.to_json() == world.job.to_json()
+        assert job.to_json() == world.job.to_json()
     found = audit(tmp_path, order)
     assert (found.stage, found.calls) == ("completed", 1)
     limits = read_limits(tmp_path)
@@ -81,15 +81,14 @@ async def test_03_source_is_missing(tmp_path: Path, order: Order) -> None:
 
 
 def read_limits(directory: Path) -> list[int]:
-    """The limits of the source reads that the runs record, in order: those of the loop's states."""
+    """The limits of the retry's reads: each answer that was too large names the next one."""
     with closing(sqlite3.connect(directory / "tasks.sqlite")) as db:
         rows = db.execute(
             "SELECT steps.output FROM ditto_steps AS steps JOIN ditto_runs AS runs ON runs.id = steps.run"
             " WHERE runs.workflow = 'retry' ORDER BY steps.id"
         ).fetchall()
     results = [json.loads(text) for (text,) in rows]
-    first = [16] if results else []
-    return first + [each["error"]["details"]["requiredBytes"] for each in results if each["error"] and len(results) > 1]
+    return [16, *(result["error"]["details"]["requiredBytes"] for result in results[:-1])]
 
 
 # --- fallback --------------------------------------------------------------------------------------------------------
@@ -268,7 +267,8 @@ async def test_29_release_response_lost_and_look_up_down(tmp_path: Path, order: 
         # The look-up before the release is down, too: nothing is sent.
         job = await world.enter(run_compensation)
         assert job.stage == "uncertain" and job.error is not None and job.error.operation == "release"
-    assert "needs-review" not in audit(tmp_path, order).stages[-1:]
+    found = audit(tmp_path, order)
+    assert (found.stage, found.posts) == ("uncertain", ["reserve", "ship"])
 
 
 async def test_29_release_lost_after_it_was_sent(tmp_path: Path, order: Order) -> None:
@@ -343,8 +343,6 @@ async def cancelled_in_reserve(world: Any) -> None:
         async with anyio.create_task_group() as group:
 
             async def enter() -> None:
-                from tests.examples.recovery_world import INPUT
-
                 await run_checkpoint(runtime, INPUT)
                 ended.append("returned")
 
@@ -380,21 +378,15 @@ async def test_20_cancelled_before_any_work(tmp_path: Path, order: Order) -> Non
     async with open_world(tmp_path, order) as world, world.runtime() as runtime:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await run_checkpoint(runtime, _input())
+            await run_checkpoint(runtime, INPUT)
         assert scope.cancelled_caught
     found = audit(tmp_path, order)
     assert (found.stage, found.calls) == ("queued", 0)
 
 
-def _input() -> Any:
-    from tests.examples.recovery_world import INPUT
-
-    return INPUT
-
-
 # --- the model's answers ---------------------------------------------------------------------------------------------
 
-BROKEN: dict[str, Callable[[Order], Any]] = {
+BROKEN: dict[str, Callable[[Order], Reply]] = {
     "no JSON": lambda order: Text("I would rather not."),
     "a list": lambda order: Text("[1]"),
     "empty": lambda order: Text(""),
@@ -423,11 +415,12 @@ async def test_28_broken_answer_is_asked_for_once_more(tmp_path: Path, order: Or
 
 
 async def test_24_cut_answer_is_unknown_and_not_asked_again(tmp_path: Path, order: Order) -> None:
-    script = [Drop("mid_body", reply=answer(order)), answer(order)]
+    script: list[Reply] = [Drop("mid_body", reply=answer(order)), answer(order)]
     async with open_world(tmp_path, order, script=script) as world:
-        for _ in range(2):
-            with pytest.raises(UnknownOutcomeError) as unknown:
-                await world.enter(run_checkpoint)
+        with pytest.raises(UnknownOutcomeError):
+            await world.enter(run_checkpoint)
+        with pytest.raises(UnknownOutcomeError) as unknown:
+            await world.enter(run_checkpoint)
         found = audit(tmp_path, order)
         assert (found.stage, found.calls) == ("queued", 1)
         async with world.runtime() as runtime:

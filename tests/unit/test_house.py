@@ -182,7 +182,7 @@ def test_importing_an_example_does_no_work() -> None:
 
 PUBLIC_NAMES = """
 Absent Action Committed Config ConfigError Context ContextItem Contract DefinitionError DittoError EffectClass
-EffectNotMade EffectRejected Endpoint ExternalResult Graph InvalidValueError Json LimitExceededError LookupResult Loop
+EffectNotMade EffectRejected Endpoint ExternalResult Graph InvalidValueError Items Json LimitExceededError LookupResult Loop
 Many Message ModelRef NewItem Node NodeHandler Outcome OutputError Pending Rejected ReplayMismatchError ResultError
 Retry RunBlockedError RunBusyError RunCancelledError RunConflictError RunNotFoundError Runtime Sample Sandbox
 SandboxDenied StepContext StepError StepTimeoutError StoreBusyError StoreClosedError StoreDamagedError StoreError
