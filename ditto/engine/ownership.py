@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import weakref
 from pathlib import Path
+from typing import Final
 
 import uuid_utils
 
 from ditto.errors import StoreError
+
+_NAME: Final = re.compile(r"[0-9a-f-]{36}")
 
 
 class Owner:
@@ -22,30 +26,35 @@ class Owner:
 
     def __init__(self, store_path: Path) -> None:
         self.id = str(uuid_utils.uuid7())
-        self._folder = store_path.with_name(store_path.name + ".owners")
+        # By whichever path a store is reached: there is one folder of owners.
+        real = store_path.resolve()
+        self._folder = real.with_name(real.name + ".owners")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._sweep()
             self._file = self._lock()
         except OSError as error:
             raise StoreError(f"{self._folder}: the owner's lock cannot be made ({error.strerror})") from None
-        _close_after_fork(self)
+        _owners.add(self)
 
     def is_alive(self, owner: str) -> bool:
-        """Whether the runtime of that name still runs on this machine. Ourselves: yes."""
+        """Whether the runtime of that name still runs on this machine. Ourselves: yes. Raises StoreError."""
         if owner == self.id:
             return True
+        if not _NAME.fullmatch(owner):
+            return False
         try:
             file = os.open(self._folder / owner, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise StoreError(
+                f"{self._folder / owner}: whether this owner is alive cannot be told ({error.strerror})"
+            ) from None
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not _lock_shared(file)
         finally:
             os.close(file)
-        return False
 
     def close(self) -> None:
         """Give the lock up and remove its file. Safe to call twice."""
@@ -65,29 +74,42 @@ class Owner:
             os.close(file)
 
     def _sweep(self) -> None:
-        """Remove the files of dead runtimes. Their names are never used again."""
+        """Remove the files of dead runtimes. Their names are never used again.
+
+        By a shared lock, like every other probe: an exclusive one would make a dead owner look alive to them.
+        """
         for path in self._folder.iterdir():
             try:
-                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:
                 continue
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
-            except BlockingIOError:
+                if _lock_shared(file):
+                    path.unlink(missing_ok=True)
+            except OSError:
                 continue
             finally:
                 os.close(file)
 
 
-def _close_after_fork(owner: Owner) -> None:
+_owners: Final[weakref.WeakSet[Owner]] = weakref.WeakSet()
+
+
+def _lock_shared(file: int) -> bool:
+    """Whether nobody holds the exclusive lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close_after_fork() -> None:
     """A lock belongs to the open file, which a forked child shares: it must not outlive us there."""
-    reference = weakref.ref(owner)
+    for owner in list(_owners):
+        if owner._file >= 0:
+            os.close(owner._file)
+            owner._file = -1
 
-    def close() -> None:
-        inherited = reference()
-        if inherited is not None and inherited._file >= 0:
-            os.close(inherited._file)
-            inherited._file = -1
 
-    os.register_at_fork(after_in_child=close)
+os.register_at_fork(after_in_child=_close_after_fork)

@@ -2,12 +2,14 @@
 
 It gets a SQLAlchemy connection on the committer's own driver connection. That connection refuses COMMIT, ROLLBACK,
 savepoints, ATTACH and PRAGMA; and once SQLite has rolled back by itself (a full disk, `ON CONFLICT ROLLBACK`), it
-refuses every further statement, so that nothing can slip out of the transaction.
+refuses every further statement, so that nothing can slip out of the transaction. Results that were not read to their
+end are closed with the transaction: one left open would hold a snapshot, and keep the committer from writing again.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -32,18 +34,21 @@ class LocalConnections:
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._driver: Driver | None = None
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
 
     @contextmanager
     def inside(self, driver: Driver) -> Iterator[Connection]:
         """A guarded connection in the open transaction. Raises StoreError if SQLite rolled it back meanwhile."""
         with self._engine_on(driver).connect() as connection:
             driver.guarded = True
-            driver.set_authorizer(_authorize)
+            # It is asked when a statement is prepared, whoever prepares it.
+            driver.set_authorizer(lambda action, *_details: _authorize(driver, action))
             try:
                 yield connection
             finally:
-                driver.set_authorizer(None)
                 driver.guarded = False
+                self._close_results()
+                driver.set_authorizer(None)
         if not driver.in_transaction:
             raise StoreError("SQLite rolled the transaction back inside the handler; nothing of it was kept")
 
@@ -52,16 +57,21 @@ class LocalConnections:
         if self._engine is None or self._driver is not driver:
             engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool, pool_reset_on_return=None)
             engine.connect().close()
-            event.listen(engine, "before_cursor_execute", _refuse_outside_transaction)
+            event.listen(engine, "before_cursor_execute", self._before_execute)
             self._engine, self._driver = engine, driver
         return self._engine
 
+    def _before_execute(self, connection: Connection, cursor: Any, *_details: Any) -> None:
+        driver: Any = connection.connection.dbapi_connection
+        if not driver.in_transaction:
+            raise StoreError("SQLite rolled the transaction back; the handler cannot go on")
+        self._cursors.add(cursor)
 
-def _authorize(action: int, *_details: Any) -> int:
-    return sqlite3.SQLITE_DENY if action in _REFUSED else sqlite3.SQLITE_OK
+    def _close_results(self) -> None:
+        for cursor in list(self._cursors):
+            cursor.close()
+        self._cursors.clear()
 
 
-def _refuse_outside_transaction(connection: Connection, *_details: Any) -> None:
-    driver: Any = connection.connection.dbapi_connection
-    if not driver.in_transaction:
-        raise StoreError("SQLite rolled the transaction back; the handler cannot go on")
+def _authorize(driver: Driver, action: int) -> int:
+    return sqlite3.SQLITE_DENY if action in _REFUSED or not driver.in_transaction else sqlite3.SQLITE_OK

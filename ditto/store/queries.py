@@ -5,7 +5,6 @@ A read holds no snapshot after it has returned. Values come back in their stored
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,7 +15,7 @@ from ditto.store import statements as sql
 from ditto.store.records import RunRow, StepRow
 from ditto.store.schema import StepState
 from ditto.store.transitions import EVENT_ID_SHIFT
-from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored
+from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode
 
 _AFTER_SLASH: Final = "0"
 """The character after `/`: paths below `p/` are those from `p/` up to, not including, `p0`."""
@@ -87,15 +86,19 @@ def list_events(
     base = run << EVENT_ID_SHIFT
     rows = sql.LIST_EVENTS(db, b_after=base + after, b_last=base + (1 << EVENT_ID_SHIFT) - 1, b_limit=limit)
     return [
-        (number - base, at, kind, step, None if body is None else json.loads(body))
+        (number - base, at, kind, step, None if body is None else decode(body))
         for number, at, kind, step, body in rows.fetchall()
     ]
 
 
 def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     """A value column with its body. Raises StoreDamagedError if the body is gone."""
-    if column is None or column[0] != REFERENCE:
-        return None if column is None else Stored(column, column)
+    if column is None:
+        return None
+    if not column or type(column) is not str:
+        raise StoreDamagedError("a value column holds no text; restore a backup")
+    if column[0] != REFERENCE:
+        return Stored(column, column)
     row = sql.GET_VALUE(db, b_digest=bytes.fromhex(column[1:])).fetchone()
     if row is None:
         raise StoreDamagedError(f"the value {column[1:]} is missing from ditto_values; restore a backup")
@@ -106,7 +109,7 @@ def load_state(db: sqlite3.Connection, column: str | None) -> State | None:
     """The state column of a Loop, with its lists. Raises StoreDamagedError if a part of it is gone."""
     if column is None or column[0] != GROWING:
         return load_value(db, column)
-    rest_column, lists = json.loads(column[1:])
+    rest_column, lists = decode(column[1:])
     rest = load_value(db, rest_column)
     assert rest is not None
     return Growing(rest, {name: _load_list(db, number) for name, number in lists.items()})
@@ -120,7 +123,7 @@ def _load_list(db: sqlite3.Connection, number: int) -> Items:
         row = sql.GET_LIST(db, b_id=base).fetchone()
         if row is None:
             raise StoreDamagedError(f"the list {base} is missing from ditto_lists; restore a backup")
-        parts.append(json.loads(row[1]))
+        parts.append(decode(row[1]))
         base = row[0]
     ids = [value for part in reversed(parts) for value in part]
     return Items.loaded([_load_item(db, value) for value in ids], number, ids, full_length=len(parts[-1]))
@@ -130,7 +133,7 @@ def _load_item(db: sqlite3.Connection, value: int) -> Any:
     row = sql.GET_VALUE_BY_ID(db, b_id=value).fetchone()
     if row is None:
         raise StoreDamagedError(f"the value {value} is missing from ditto_values; restore a backup")
-    return json.loads(row[0])
+    return decode(row[0])
 
 
 def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
@@ -141,7 +144,7 @@ def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
         version=version,
         after=after,
         effect=effect,
-        state=StepState(state),
+        state=_step_state(state, path),
         attempt=attempt,
         key=key,
         arguments=load_value(db, arguments),
@@ -150,3 +153,12 @@ def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
         admitted_at=admitted,
         settled_at=settled,
     )
+
+
+def _step_state(state: str, path: str) -> StepState:
+    try:
+        return StepState(state)
+    except ValueError:
+        raise StoreDamagedError(
+            f"ditto_steps, step {path}: no release of ditto writes the state {state!r}; restore a backup"
+        ) from None

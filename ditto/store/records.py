@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ditto.errors import StoreDamagedError
 from ditto.store.schema import RunStatus, StepState
 from ditto.store.values import State, Stored
 
@@ -36,7 +37,12 @@ class RunRow:
     def from_row(cls, row: tuple[Any, ...]) -> RunRow:
         """The row as the driver gives it, columns in the table's order."""
         columns = list(row)
-        columns[8] = RunStatus(columns[8])
+        try:
+            columns[8] = RunStatus(columns[8])
+        except ValueError:
+            raise StoreDamagedError(
+                f"ditto_runs, row {row[0]}: no release of ditto writes the status {row[8]!r}; restore a backup"
+            ) from None
         return cls(*columns)
 
 

@@ -62,7 +62,7 @@ INSERT_RUN: Final = Statement(
         [c for c in _RUN_COLUMNS if c != "id"],
         select(*[bindparam(c) for c in _RUN_COLUMNS if c != "id"]).where(
             ~select(runs.c.id)
-            .where(runs.c.run_id == bindparam("run_id"), runs.c.generation == bindparam("generation"))
+            .where(runs.c.run_id == bindparam("run_id"), or_(runs.c.generation == bindparam("generation"), _OPEN))
             .exists()
         ),
     )

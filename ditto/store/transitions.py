@@ -102,8 +102,9 @@ class Transaction:
 
 
 def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
-    """A new generation, running, owned by its creator at fence 1. Guard: no such run id and generation yet.
+    """A new generation, running, owned by its creator at fence 1.
 
+    Guard: no such run id and generation yet, and no other generation of it is open.
     Returns the row id of the run.
     """
     created = sql.INSERT_RUN(

@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from ditto.errors import InvalidValueError, LimitExceededError
+from ditto.errors import InvalidValueError, LimitExceededError, StoreDamagedError
 from ditto.items import Items
+
+NESTING_MAX: Final = 200
+"""Lists and objects within one another. Whoever reads a value back has his own stack, and must not run out of it."""
 
 INLINE_BYTES_MAX: Final = 512
 """A longer value is stored once, under its digest, in `ditto_values`."""
@@ -56,11 +60,11 @@ class Stored:
 
     def decode(self) -> Any:
         """The value, made anew on every call, so that no two readers share it."""
-        return json.loads(self.body)
+        return decode(self.body)
 
     def plain(self) -> Any:
         """The value, made anew."""
-        return json.loads(self.body)
+        return decode(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def encode(value: Any, *, what: str, max_bytes: int) -> str:
         same = json.loads(text) == value
     except (TypeError, ValueError, RecursionError) as error:
         raise _refusal(value, what, error) from None
-    if not same:
+    if not same or (text.count("[") + text.count("{") > NESTING_MAX and _is_too_deep(value)):
         raise _refusal(value, what, None)
     if size_bytes > max_bytes:
         raise LimitExceededError(
@@ -112,7 +116,7 @@ def encode(value: Any, *, what: str, max_bytes: int) -> str:
 
 def store_text(text: str) -> Stored:
     """The stored form of JSON text: in the column if it is small, else by its digest."""
-    if len(text) <= INLINE_BYTES_MAX:
+    if len(text) <= INLINE_BYTES_MAX and len(text.encode()) <= INLINE_BYTES_MAX:
         return Stored(text, text)
     return Stored(REFERENCE + digest(text), text)
 
@@ -123,8 +127,11 @@ def digest(text: str) -> str:
 
 
 def decode(text: str) -> Any:
-    """The value of a stored JSON text."""
-    return json.loads(text)
+    """The value of a stored JSON text. Raises StoreDamagedError if it is none."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreDamagedError(f"a value in the store is no JSON ({error}); restore a backup") from None
 
 
 def repair(text: str) -> str:
@@ -137,16 +144,31 @@ def _refusal(value: Any, what: str, error: Exception | None) -> InvalidValueErro
     return InvalidValueError(f"{what}{path}: {reason}", path=path)
 
 
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(NESTING_MAX):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list | Items)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _find_fault(value: Any, path: str, depth: int = 0) -> tuple[str, str] | None:
     """Where in a refused value the fault is, and what is wrong with it."""
-    if depth > 200:
-        return path[:80] + "…", "is nested too deep to be stored"
+    if depth >= NESTING_MAX and isinstance(value, dict | list):
+        return path[:80] + "…", f"is nested more than {NESTING_MAX} deep"
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
         return (path, "holds a lone surrogate, which is no Unicode text") if _SURROGATE.search(value) else None
     if isinstance(value, int):
-        return (path, "is an integer with too many digits") if value.bit_length() > 14_000 else None
+        digits_max = sys.get_int_max_str_digits()
+        return (path, "is an integer with too many digits") if digits_max and abs(value) >= 10**digits_max else None
     if isinstance(value, float):
         return (path, f"is {value}, which JSON cannot hold") if value != value or abs(value) == float("inf") else None
     if isinstance(value, dict):

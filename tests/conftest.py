@@ -1,0 +1,31 @@
+"""Fixtures that any test may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Child
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    """Where a new store may be made; neither the file nor its folder exists."""
+    return tmp_path / "data" / "ditto.db"
+
+
+@pytest.fixture
+def start_child() -> Iterator[Callable[..., Child]]:
+    """Starts `Child(source, *arguments)`; those that still run at the end of the test are killed."""
+    children: list[Child] = []
+
+    def start(source: str, *arguments: object, user: int | None = None) -> Child:
+        child = Child(source, *arguments, user=user)
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.close()
