@@ -21,8 +21,8 @@ def start_child() -> Iterator[Callable[..., Child]]:
     """Starts `Child(source, *arguments)`; those that still run at the end of the test are killed."""
     children: list[Child] = []
 
-    def start(source: str, *arguments: object, user: int | None = None) -> Child:
-        child = Child(source, *arguments, user=user)
+    def start(source: str, *arguments: object) -> Child:
+        child = Child(source, *arguments)
         children.append(child)
         return child
 

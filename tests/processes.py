@@ -14,14 +14,13 @@ ROOT = Path(__file__).parents[1]
 class Child:
     """A Python program given as text. Its first arguments are in `sys.argv[1:]`."""
 
-    def __init__(self, source: str, *arguments: object, user: int | None = None) -> None:
+    def __init__(self, source: str, *arguments: object) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", source, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'workers'}"},
-            user=user,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -94,12 +95,29 @@ def connect(location: Location, *, read_only: bool = False) -> Driver:
             _check_header(db, path)
             if read_only:
                 db.execute("PRAGMA query_only=ON")
-            elif db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+            elif _switch_to_wal(db, location.busy_timeout_s) != "wal":
                 raise StoreError(f"{path}: the file system does not allow SQLite's WAL; choose a local disk")
         except BaseException:
             db.close()
             raise
     return db
+
+
+def _switch_to_wal(db: Driver, timeout_s: float) -> str:
+    """Returns the journal mode that the file has now.
+
+    While another process switches it, SQLite refuses at once, whatever the busy timeout: so it is tried again.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            mode: str = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return mode
 
 
 def open_store(location: Location) -> str:

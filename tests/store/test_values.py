@@ -11,9 +11,9 @@ import math
 import socket
 import sys
 import threading
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -29,6 +29,10 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
+
+
+class Point(NamedTuple):
+    x: int
 
 
 def round_trip(value: Any) -> Any:
@@ -109,7 +113,7 @@ def test_the_order_of_keys_is_kept() -> None:
         (range(3), "", "is a range"),
         (len, "", "is a builtin_function_or_method"),
         (Path("x"), "", "is a PosixPath"),
-        (namedtuple("Point", "x")(1), "", "is a Point, which is not storable; use a list"),
+        (Point(1), "", "is a Point, which is not storable; use a list"),
     ],
 )  # fmt: skip
 def test_g03_what_would_come_back_changed_is_refused_with_its_path(value: Any, path: str, says: str) -> None:
@@ -226,7 +230,8 @@ def test_what_was_stored_can_be_read_from_a_deeper_stack() -> None:
 
 
 def test_many_brackets_are_no_depth() -> None:
-    for wide in ([[]] * 1000, [{}] * 1000, ["[" * 1000], {"a": [[[]]] * 400}):
+    wides: list[Any] = [[[]] * 1000, [{}] * 1000, ["[" * 1000], {"a": [[[]]] * 400}]
+    for wide in wides:
         assert round_trip(wide) == wide
 
 
