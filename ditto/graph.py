@@ -177,6 +177,12 @@ class Graph:
         """
         owner = f"node {name}"
         names = self._names(name, function, after, "the step's function", "ctx")
+        if effect == EffectClass.LOCAL:
+            require_sync(function, owner=owner, role="a local step's function")
+            if timeout_s is not None:
+                raise DefinitionError(
+                    f"{owner}: a local step has no timeout_s: it runs inside a transaction, to its end"
+                )
         require_sync(key, owner=owner, role="key")
         require_sync(record, owner=owner, role="record")
         return self._with(

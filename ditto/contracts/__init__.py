@@ -3,7 +3,17 @@
 Start at `registry.py`. A contract is data only; nothing here does I/O.
 """
 
-from ditto.contracts.context import Context, ContextItem, ContextLimits, LoadInput, NewItem, SelectInput, UpdateInput
+from ditto.contracts.context import (
+    CompressInput,
+    Context,
+    ContextItem,
+    ContextLimits,
+    LoadInput,
+    NewItem,
+    Replaced,
+    SelectInput,
+    UpdateInput,
+)
 from ditto.contracts.contract import Contract, Json
 from ditto.contracts.inference import Sample, SampleInput, Usage
 from ditto.contracts.interaction import ExternalResult, OutputInput, ResultError, ToolInput
@@ -14,6 +24,7 @@ from ditto.contracts.registry import NODE_TYPES, RESERVED_FAMILIES, NodeType
 __all__ = [
     "NODE_TYPES",
     "RESERVED_FAMILIES",
+    "CompressInput",
     "Context",
     "ContextItem",
     "ContextLimits",
@@ -26,6 +37,7 @@ __all__ = [
     "NewItem",
     "NodeType",
     "OutputInput",
+    "Replaced",
     "ResultError",
     "Sample",
     "SampleInput",

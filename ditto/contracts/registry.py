@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from ditto.contracts.context import Context, LoadInput, SelectInput, UpdateInput
+from ditto.contracts.context import CompressInput, Context, LoadInput, SelectInput, UpdateInput
 from ditto.contracts.inference import Sample, SampleInput
 from ditto.contracts.interaction import ExternalResult, OutputInput, ToolInput
 from ditto.effects import EffectClass
@@ -30,6 +30,7 @@ def _types(*types: NodeType) -> Mapping[str, NodeType]:
 
 
 NODE_TYPES: Final[Mapping[str, NodeType]] = _types(
+    NodeType("CONTEXT.COMPRESS", CompressInput, Context, EffectClass.PURE),
     NodeType("CONTEXT.LOAD", LoadInput, Context, EffectClass.PURE),
     NodeType("CONTEXT.SELECT", SelectInput, Context, EffectClass.PURE),
     NodeType("CONTEXT.UPDATE", UpdateInput, Context, EffectClass.PURE),

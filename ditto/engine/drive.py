@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -89,7 +89,7 @@ class Drive:
         """
         while True:
             if self._held.rows:
-                await self._commit([], [])
+                await self._commit([])
             elif self._last is not None and not self._last.done():
                 await asyncio.wait([self._last])
             else:
@@ -101,8 +101,7 @@ class Drive:
 
     async def record(self, row: StepRow, event: Event, *, seen: Seen | None = None, end: RunEnd | None = None) -> None:
         """Make an outcome or an admission durable."""
-        await self._commit([self._write_step(row, event, seen)], [self._point(row)], end)
-        self.rows[row.path] = row
+        await self._commit([self._write_step(row, event, seen)], [row], end)
 
     async def record_with(
         self, row: StepRow, event: Event, part: CommitPart, *, seen: Seen | None, end: RunEnd | None
@@ -113,8 +112,7 @@ class Drive:
             with self._timed(row.path), self.store.local.inside(self.store.committer.driver) as connection:
                 part(connection)
 
-        await self._commit([self._write_step(row, event, seen), _users(run_part)], [self._point(row)], end, alone=True)
-        self.rows[row.path] = row
+        await self._commit([self._write_step(row, event, seen), _users(run_part)], [row], end, alone=True)
 
     async def run_local(self, path: str, handler: LocalHandler, *, seen: Seen | None, end: RunEnd | None) -> StepRow:
         """Run a `local` handler in the transaction that commits its step. What it raises undoes all of it."""
@@ -127,15 +125,14 @@ class Drive:
             written[:] = [row]
 
         guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), ())  # noqa: E731
-        await self._commit([guard, _users(run_handler)], [f"{self.fence.workflow}/{path}:completed"], end, alone=True)
-        self.rows[path] = written[0]
+        await self._commit([guard, _users(run_handler)], written, end, alone=True, path=path)
         return written[0]
 
     # Transitions of the run
 
     async def finish(self, end: RunEnd) -> None:
         """Let go of the run, with all that is held."""
-        await self._commit([], [], end)
+        await self._commit([], end=end)
 
     async def note(self, event: Event) -> None:
         """Add a line to the run's history, whoever drives it now."""
@@ -174,9 +171,17 @@ class Drive:
         self._stop_timer()
 
     async def _commit(
-        self, writes: list[Transition], points: list[str], end: RunEnd | None = None, *, alone: bool = False
+        self,
+        writes: list[Transition],
+        rows: Sequence[StepRow] = (),
+        end: RunEnd | None = None,
+        *,
+        alone: bool = False,
+        path: str | None = None,
     ) -> None:
+        """Commit, with all that is held. Once it is on disk, `rows` are how those steps stand, cancelled or not."""
         self._check_stopped()
+        points = [self._point(row) for row in rows] if path is None else [f"{self.fence.workflow}/{path}:completed"]
         held, kept = self._take_held(), None
         if held is not None and alone:
             kept = held
@@ -185,14 +190,17 @@ class Drive:
         if end is not None:
             writes = [*writes, lambda tx: transitions.release_run(tx, self.fence, end)]
             points = [*points, f"{self.fence.workflow}:{end.status}"]
-        self._last = self.store.commit(*writes, points=points, alone=alone, kept=kept, after=self._last)
+        waiter = self._last = self.store.commit(*writes, points=points, alone=alone, kept=kept, after=self._last)
         try:
-            await self._last
+            await waiter
         except UsersError as raised:
             raise raised.error from None
         except StoreError as error:
             self.stopped = error
             raise
+        finally:
+            if waiter.done() and waiter.exception() is None:
+                self.rows.update((row.path, row) for row in rows)
 
     def _schedule(self) -> None:
         if len(self._held.rows) >= HELD_MAX:

@@ -32,7 +32,15 @@ from ditto.engine.outcomes import (
     decide,
     record_error,
 )
-from ditto.errors import EffectNotMade, EffectRejected, InvalidValueError, OutputError, TransitionRefusedError
+from ditto.errors import (
+    DefinitionError,
+    DittoError,
+    EffectNotMade,
+    EffectRejected,
+    InvalidValueError,
+    OutputError,
+    TransitionRefusedError,
+)
 from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
@@ -102,15 +110,15 @@ class Step:
             if lost:
                 return Unknown(f"it cannot be looked up: {type(error).__name__}: {error}")
             return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
-        route = self.engine.router.route(self.node.type)
-        async with route.limiter or nullcontext():
-            try:
-                resources = await route.open_resources()
-            except Exception as error:  # noqa: BLE001 - the worker's own factory raised
-                return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
-            if action.effect is EffectClass.LOCAL:
-                return await self._run_local(action, resources, end)
-            return await self._carry_out(action, resources, end)
+        try:
+            resources = await self.engine.router.route(self.node.type).open_resources()
+        except Exception as error:  # noqa: BLE001 - the worker's own factory raised
+            if lost:
+                return Unknown(f"it cannot be looked up: {type(error).__name__}: {error}")
+            return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
+        if action.effect is EffectClass.LOCAL:
+            return await self._run_local(action, resources, end)
+        return await self._carry_out(action, resources, end)
 
     # Before the attempt
 
@@ -179,16 +187,16 @@ class Step:
             await anyio.sleep(delay_s)
 
     async def _attempt(self, action: Action, resources: Any) -> Outcome:
-        """Admit, where the class asks for it, then call the handler once."""
-        self.attempt += 1
-        if action.effect.admitted:
-            await self._admit(action)
-        elif not action.effect.held:
-            await self.drive.barrier()
-        ctx = self._context(action, resources)
+        """Take a slot, admit where the class asks for it, then call the handler once."""
         route = self.engine.router.route(self.node.type)
         deadline = choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
-        made = await make_attempt(action, ctx, deadline, route.threads, self._late)
+        self.attempt += 1
+        async with route.limiter or nullcontext():
+            if action.effect.admitted:
+                await self._admit(action)
+            elif not action.effect.held:
+                await self.drive.barrier()
+            made = await make_attempt(action, self._context(action, resources), deadline, route.threads, self._late)
         outcome = self._decide(action, made)
         if made.cancelled:
             if not isinstance(outcome, Cut):
@@ -358,6 +366,9 @@ class Step:
 
     async def _run_local(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
         """Handler, validation, outcome and events in one transaction; whatever goes wrong undoes all of it."""
+        if action.is_async:
+            error = DefinitionError(f"{action.label} is local, and must be a plain function, not async")
+            return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
         self.attempt += 1
         ctx = self._context(action, resources)
 
@@ -466,10 +477,13 @@ class Step:
         """A handler that nobody waits for any more has ended: a line of history, never an outcome."""
         self.drive.note_late(self.path, self.attempt, result, error)
 
-    @staticmethod
-    async def _shielded(work: Awaitable[Any]) -> None:
+    async def _shielded(self, work: Awaitable[Any]) -> None:
+        """The last words of a step whose caller was cancelled. If they cannot be written, admitted says the same."""
         with anyio.CancelScope(shield=True):
-            await work
+            try:
+                await work
+            except DittoError as error:
+                self.engine.logger.warning("step %s of run %s: %s", self.path, self.drive.run.run_id, error)
 
 
 class _LocalFailed(Exception):

@@ -24,10 +24,15 @@ from ditto import (
     StepContext,
     ToolCall,
 )
-from ditto.contracts import ContextLimits, LoadInput, SelectInput, UpdateInput
+from ditto.contracts import CompressInput, ContextLimits, LoadInput, SelectInput, UpdateInput
 from ditto_workers import create_context_worker
 
-INPUTS = {"CONTEXT.LOAD": LoadInput, "CONTEXT.SELECT": SelectInput, "CONTEXT.UPDATE": UpdateInput}
+INPUTS = {
+    "CONTEXT.COMPRESS": CompressInput,
+    "CONTEXT.LOAD": LoadInput,
+    "CONTEXT.SELECT": SelectInput,
+    "CONTEXT.UPDATE": UpdateInput,
+}
 WORKER = create_context_worker()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ditto import ContextItem
 
@@ -20,6 +21,12 @@ class Group:
     """
 
     positions: list[int]
+    calls: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call of the group has no result yet."""
+        return len(self.positions) <= self.calls
 
 
 def group_items(items: Sequence[ContextItem]) -> list[Group]:
@@ -31,8 +38,16 @@ def group_items(items: Sequence[ContextItem]) -> list[Group]:
         if waiting:
             waiting.pop().positions.append(position)
             continue
-        group = Group([position])
+        calls = item.tool_calls if item.role == "assistant" else ()
+        group = Group([position], len(calls))
         groups.append(group)
-        for call in item.tool_calls if item.role == "assistant" else ():
+        for call in calls:
             open_calls.setdefault(call.id, []).append(group)
     return groups
+
+
+def fixed_positions(items: Sequence[ContextItem]) -> set[int]:
+    """Where the items are that nothing takes out: the protected, and the first system message that is no summary."""
+    protected = {position for position, item in enumerate(items) if item.protected}
+    system = (position for position, item in enumerate(items) if item.role == "system" and item.replaces is None)
+    return protected.union(islice(system, 1))

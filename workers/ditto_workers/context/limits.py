@@ -1,17 +1,18 @@
 """Caps on a Context: which items go when it holds too much.
 
 The oldest go first, a call and its results together. Never dropped are protected items, the first system message,
-the newest group (what was just said, or a call that still waits for its results), and whatever shares a group with
-one of them. If that alone is too much, it is an error and no cut.
+summaries (they are all that is left of what they replaced), the newest group (what was just said, or a call that
+still waits for its results), and whatever shares a group with one of them. If that alone is too much, it is an error
+and no cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ditto import ContextItem, LimitExceededError
-from ditto_workers.context.groups import Group, group_items
+from ditto_workers.context.groups import Group, fixed_positions, group_items
 from ditto_workers.context.identity import size_bytes
 
 
@@ -48,19 +49,16 @@ def within(items: Sequence[ContextItem], caps: Caps) -> tuple[ContextItem, ...]:
                 break
         else:
             raise LimitExceededError(
-                f"a Context must keep {count} items of {total} bytes (protected items, the first system message, the "
-                f"newest message or open call), which is over its caps of {caps.items_max or 'any number of'} items "
-                f"and {caps.bytes_max or 'any number of'} bytes: raise the caps, or protect less",
+                f"a Context must keep {count} items of {total} bytes (protected items, the first system message, "
+                f"summaries, the newest message or open call), which is over its caps of "
+                f"{caps.items_max or 'any number of'} items and {caps.bytes_max or 'any number of'} bytes: raise the "
+                "caps, protect less, or shorten the summary",
                 code="limit.context",
             )
     return tuple(item for position, item in enumerate(items) if position not in dropped)
 
 
-def _droppable(items: Sequence[ContextItem]) -> Iterable[Group]:
-    groups = group_items(items)
-    newest = max((group.positions[-1] for group in groups), default=-1)
-    system = next((position for position, item in enumerate(items) if item.role == "system"), -1)
-    for group in groups:
-        kept = any(items[position].protected or position in (newest, system) for position in group.positions)
-        if not kept:
-            yield group
+def _droppable(items: Sequence[ContextItem]) -> list[Group]:
+    summaries = (position for position, item in enumerate(items) if item.replaces is not None)
+    kept = {*fixed_positions(items), *summaries, len(items) - 1}
+    return [group for group in group_items(items) if kept.isdisjoint(group.positions)]

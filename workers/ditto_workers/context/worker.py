@@ -1,4 +1,4 @@
-"""The worker of CONTEXT.LOAD, SELECT and UPDATE: all `pure`, all deterministic."""
+"""The worker of CONTEXT.LOAD, SELECT, UPDATE and COMPRESS: all `pure`, all deterministic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from ditto import Action, Context, EffectClass, NodeHandler, StepContext, Worker
-from ditto.contracts import ContextLimits, LoadInput, SelectInput, UpdateInput
+from ditto.contracts import CompressInput, ContextLimits, LoadInput, SelectInput, UpdateInput
+from ditto_workers.context.compression import compress
 from ditto_workers.context.limits import Caps, smaller
 from ditto_workers.context.operations import load, select, update
 
 
 def create_context_worker() -> Worker:
-    """A Worker for CONTEXT.LOAD, CONTEXT.SELECT and CONTEXT.UPDATE.
+    """A Worker for CONTEXT.LOAD, CONTEXT.SELECT, CONTEXT.UPDATE and CONTEXT.COMPRESS.
 
     The caps are those of the step's input and of `workers.context` in the configuration, whichever is smaller. What
     must stay although it is over them fails the step with LimitExceededError.
@@ -24,6 +25,7 @@ def create_context_worker() -> Worker:
         .with_handler(_handler("CONTEXT.LOAD", LoadInput, load))
         .with_handler(_handler("CONTEXT.SELECT", SelectInput, select))
         .with_handler(_handler("CONTEXT.UPDATE", UpdateInput, update))
+        .with_handler(_handler("CONTEXT.COMPRESS", CompressInput, compress))
     )
 
 
