@@ -11,9 +11,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -41,7 +40,6 @@ class Engine:
     config: Config
     sandbox: Sandbox
     router: Router
-    logger: logging.Logger = field(default=logging.getLogger("ditto.engine"))
     closing: bool = False
     """No new step is started; what runs is drained."""
 

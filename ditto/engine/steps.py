@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from ditto.engine.drive import Drive
     from ditto.engine.executor import Engine
     from ditto.engine.trouble import Trouble
+
+logger = logging.getLogger("ditto.engine")
 
 Values: TypeAlias = Callable[[tuple[str, ...]], dict[str, Any]]
 """Gives each named value its reader asks for, made anew from what is stored."""
@@ -483,7 +486,7 @@ class Step:
             try:
                 await work
             except DittoError as error:
-                self.engine.logger.warning("step %s of run %s: %s", self.path, self.drive.run.run_id, error)
+                logger.warning("step %s of run %s: %s", self.path, self.drive.run.run_id, error)
 
 
 class _LocalFailed(Exception):
