@@ -30,9 +30,18 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 
 def check_name(name: str, *, what: str) -> str:
     """The name, if it may stand in a path: 1 to 128 of letters, digits and `_ . : -`, and no `/`."""
-    if not NAME.fullmatch(str(name)):
+    given: Any = name
+    if not isinstance(given, str) or not NAME.fullmatch(given):
         raise DefinitionError(f"{what} {name!r}: a name is 1 to 128 of letters, digits, '_', '.', ':' and '-'")
     return name
+
+
+def check_version(version: str, *, owner: str) -> str:
+    """The version, if it is text: it is recorded as that, and compared with what is recorded."""
+    given: Any = version
+    if not isinstance(given, str) or not given.isprintable() or not 1 <= len(given) <= 128:
+        raise DefinitionError(f"{owner}: version must be a text of 1 to 128 characters, not {version!r}")
+    return version
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +61,8 @@ class Retry:
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= 100:
             raise DefinitionError(f"Retry: max_attempts must be 1 to 100, not {self.max_attempts}")
-        if self.initial_s < 0 or self.max_s < 0 or self.factor < 1 or not 0 <= self.jitter <= 1:
-            raise DefinitionError("Retry: initial_s and max_s must be 0 or more, factor 1 or more, jitter 0 to 1")
+        if not (self.initial_s >= 0 and self.max_s >= 0 and 1 <= self.factor <= 1000 and 0 <= self.jitter <= 1):
+            raise DefinitionError("Retry: initial_s and max_s must be 0 or more, factor 1 to 1000, jitter 0 to 1")
 
     def delay_s(self, attempt: int, *, random_unit: Callable[[], float] = random.random) -> float:
         """Seconds to wait after the `attempt`-th try failed."""
@@ -118,6 +127,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         check_name(self.name, what="graph")
+        check_version(self.version, owner=f"graph {self.name}")
 
     def node(
         self,
@@ -139,13 +149,14 @@ class Graph:
         """
         if not type or type == STEP_TYPE or "." not in type:
             raise DefinitionError(f"node {name}: {type!r} is no node type; use FAMILY.NAME, or .step(name, function)")
+        after = self._check_after(name, after)
         return self._with(
             name,
             Node(
                 name=name,
                 type=type,
-                after=self._check_after(name, after),
-                version=version,
+                after=after,
+                version=check_version(version, owner=f"node {name}"),
                 bind=bind,
                 bind_names=self._names(name, bind, after, "bind"),
                 when=when,
@@ -176,6 +187,7 @@ class Graph:
         same `ctx.key`. `async def` runs on the event loop, `def` in a thread unless pure. Raises DefinitionError.
         """
         owner = f"node {name}"
+        after = self._check_after(name, after)
         names = self._names(name, function, after, "the step's function", "ctx")
         if effect == EffectClass.LOCAL:
             require_sync(function, owner=owner, role="a local step's function")
@@ -190,8 +202,8 @@ class Graph:
             Node(
                 name=name,
                 type=STEP_TYPE,
-                after=self._check_after(name, after),
-                version=version,
+                after=after,
+                version=check_version(version, owner=owner),
                 bind=None,
                 bind_names=tuple(each for each in names if each != "ctx"),
                 when=when,
@@ -250,7 +262,7 @@ class Graph:
         return names
 
     def _names(
-        self, name: str, function: Callable[..., Any] | None, after: Iterable[str], role: str, *more: str
+        self, name: str, function: Callable[..., Any] | None, after: tuple[str, ...], role: str, *more: str
     ) -> tuple[str, ...]:
         if function is None:
             return ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ditto.errors import DefinitionError
-from ditto.graph import Graph, check_name
+from ditto.graph import Graph, check_name, check_version
 from ditto.signatures import is_async
 
 Selector: TypeAlias = Callable[[Any], Graph]
@@ -41,9 +41,12 @@ class Loop:
     def __post_init__(self) -> None:
         owner = f"loop {self.name}"
         check_name(self.name, what="loop")
+        check_version(self.version, owner=owner)
         if not isinstance(self.graph, Graph) and not callable(self.graph):
             raise DefinitionError(f"{owner}: graph must be a Graph, or a function from the state to one")
-        for role, function in (("update", self.update), ("done", self.done), ("bind", self.bind)):
+        selector = None if isinstance(self.graph, Graph) else self.graph
+        roles = (("graph", selector), ("update", self.update), ("done", self.done), ("bind", self.bind))
+        for role, function in roles:
             if function is not None and not callable(function):
                 raise DefinitionError(f"{owner}: {role} must be a function")
             if function is not None and is_async(function):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,7 +21,7 @@ from ditto.clock import Clock, to_datetime
 from ditto.config import Config
 from ditto.engine import opening
 from ditto.engine.drive import Drive
-from ditto.engine.executor import Engine, run_graph
+from ditto.engine.executor import Engine, GraphResult, run_graph
 from ditto.engine.loops import run_loop
 from ditto.engine.opening import Closed, OnFinished, Opened, Request
 from ditto.engine.outcomes import ErrorRecord
@@ -36,8 +37,10 @@ from ditto.errors import (
     DittoError,
     RunBlockedError,
     RunBusyError,
+    RunCancelledError,
     RunNotFoundError,
     StoreClosedError,
+    TransitionRefusedError,
 )
 from ditto.graph import Graph
 from ditto.loop import Loop
@@ -46,8 +49,8 @@ from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
-from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import SCHEMA_VERSION, RunStatus, StepState
+from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunRow, Seen, StepRow
+from ditto.store.schema import SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
 from ditto.worker import Worker
 
@@ -144,7 +147,7 @@ class Runtime:
         if opened is None:
             return
         with anyio.CancelScope(shield=True):
-            opened.engine.closing = True
+            opened.engine.close()
             with anyio.move_on_after(self.config.runtime.grace_s):
                 for released in list(opened.active.values()):
                     await released.wait()
@@ -380,6 +383,8 @@ class Runtime:
         run = await self._find(opened, run_id)
         body = {"actor": opened.store.redact(actor), "reason": opened.store.redact(reason)}
         await opened.store.commit(lambda tx: transitions.cancel_run(tx, run.id, Event("run_cancelled", body=body)))
+        if (drive := opened.engine.drives.get(run.id)) is not None:
+            drive.stop(RunCancelledError(f"run {run_id} was cancelled", run_id=run_id))
 
     @property
     def commits(self) -> int:
@@ -415,7 +420,7 @@ class Runtime:
                 run_id = run.drive.run.run_id
                 opened.active[run_id] = released
             if isinstance(run, Closed):
-                return await self._saved(opened, run.run)
+                return await self._saved(opened, workflow, run.run)
             return await self._drive_opened(
                 opened, run, workflow, stored, concurrency or self.config.runtime.concurrency
             )
@@ -429,13 +434,15 @@ class Runtime:
     ) -> Any:
         """Drive a run that is ours, and let go of it, however it ends."""
         drive, trouble = run.drive, Trouble(run.error)
+        value: Callable[[], Any]
+        opened.engine.drives[drive.run.id] = drive
         try:
             if isinstance(workflow, Graph):
                 result = await run_graph(
                     opened.engine, drive, workflow, input, prefix="", concurrency=concurrency, trouble=trouble,
                     end=COMPLETED,
                 )  # fmt: skip
-                end, ended, value, iterations = COMPLETED, result.ended, result.decode, 0
+                end, ended, value, iterations = COMPLETED, result.ended, partial(result.decode, workflow), 0
             else:
                 assert run.loop is not None
                 looped = await run_loop(
@@ -444,44 +451,54 @@ class Runtime:
                 end, ended, value = looped.end or COMPLETED, False, looped.state.plain
                 iterations = looped.iteration
             if trouble:
-                await drive.finish(trouble.end())
-                raise trouble.to_error(drive.run)
+                trouble.note_lost(drive.rows)
+                end = trouble.end()
             if not ended:
                 await drive.finish(end)
-            if end.status is RunStatus.EXHAUSTED:
-                raise exhausted(drive.run.run_id, workflow.name, iterations)
-            return value()
-        except asyncio.CancelledError:
-            await self._let_go(drive)
+        except GeneratorExit:
             raise
-        except StoreClosedError:
-            await self._let_go(drive)
-            raise
-        except DittoError as error:
-            if error.run_id is None:
-                error.run_id = drive.run.run_id
-            raise
+        except BaseException as error:
+            stopped = await self._stop_driving(drive, trouble, error)
+            if stopped is error:
+                raise
+            raise stopped from None
         finally:
+            opened.engine.drives.pop(drive.run.id, None)
             drive.forget_held()
+        if trouble:
+            raise trouble.to_error(drive.run)
+        if end.status is RunStatus.EXHAUSTED:
+            raise exhausted(drive.run.run_id, workflow.name, iterations)
+        return value()
 
-    async def _let_go(self, drive: Drive) -> None:
-        """The caller was cancelled: nobody drives the run any more, and it can be resumed."""
-        lost = sorted(path for path, row in drive.rows.items() if is_lost(row))
-        end = RunEnd(RunStatus.UNKNOWN, event=Event("run_unknown", body={"steps": lost})) if lost else INTERRUPTED
+    async def _stop_driving(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
+        """Something came between: nobody drives the run any more. Returns what is to be raised."""
         with anyio.CancelScope(shield=True):
-            try:
-                await drive.finish(end)
-            except DittoError as error:
-                logger.warning("run %s was not released: %s", drive.run.run_id, error)
+            if isinstance(error, TransitionRefusedError):
+                error = await drive.explain(error)
+            if not isinstance(error, RunBusyError | RunCancelledError):  # else it is not ours to let go of
+                await self._let_go(drive, trouble)
+        if isinstance(error, DittoError) and error.run_id is None:
+            error.run_id = drive.run.run_id
+        return error
 
-    async def _saved(self, opened: _Open, run: RunRow) -> Any:
-        """What a closed run came to."""
+    async def _let_go(self, drive: Drive, trouble: Trouble) -> None:
+        """Leave the run so that it can be resumed; the first error waits for what is unknown to be settled."""
+        trouble.note_lost(drive.rows)
+        try:
+            await drive.release(trouble.end() if trouble.unknown else INTERRUPTED)
+        except DittoError as error:
+            logger.warning("run %s was not released: %s", drive.run.run_id, error)
+
+    async def _saved(self, opened: _Open, workflow: Graph | Loop, run: RunRow) -> Any:
+        """What a closed run came to, as its first caller got it."""
         opening.raise_saved(run)
         if run.kind == "loop":
             state = await opened.store.read(queries.load_state, run.state)
             return None if state is None else state.plain()
+        assert isinstance(workflow, Graph)
         rows = await opened.store.read(queries.list_steps, run.id)
-        return {row.path: None if row.output is None else row.output.decode() for row in rows}
+        return GraphResult({row.path: row.output for row in rows if row.state in SETTLED}, True).decode(workflow)
 
     @staticmethod
     def _live_status(opened: _Open, run: RunRow) -> RunStatus:

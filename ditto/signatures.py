@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,6 +50,8 @@ def takes_context(function: Callable[..., Any], *, owner: str, first: str = "arg
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling `function` gives an awaitable: an `async def`, also behind partial or a `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

@@ -20,7 +20,8 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'workers'}"},
+            # Buffered, so that a line is written in one piece, whoever else writes to the same pipe.
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'workers'}", "PYTHONUNBUFFERED": ""},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

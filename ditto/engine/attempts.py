@@ -1,21 +1,22 @@
 """Attempts: one call of a handler, under its deadline, with every way it can end told apart.
 
 Four things look alike in asyncio and must not be confused: our deadline, a TimeoutError of the handler's own, a stray
-CancelledError that a library lets out, and the cancellation of the caller.
+CancelledError that a library lets out, and the cancellation of the caller. The caller's is kept as it is, to be raised
+again: who cancelled by a scope of anyio's knows its own cancellation by it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from ditto.effects import EffectClass
 from ditto.engine.outcomes import End
-from ditto.engine.threads import Late, Threads
+from ditto.engine.threads import Late, Seat
 from ditto.errors import StepError
 from ditto.worker import Action, StepContext
 
@@ -37,43 +38,60 @@ def choose_deadline(node_s: float | None, action_s: float | None, default_s: flo
 
 
 async def make_attempt(
-    action: Action, ctx: StepContext, deadline: Deadline | None, threads: Threads, late: Late
+    action: Action, ctx: StepContext, deadline: Deadline | None, seat: Seat | None, late: Late
 ) -> End:
-    """Call the handler once. Whatever it raises is an End, and so is the caller's cancellation."""
+    """Call the handler once, in the thread of `seat` or else here. Whatever it raises is an End, and so is the
+    caller's cancellation."""
     task = asyncio.current_task()
     assert task is not None
     cancels_before = task.cancelling()
     if deadline is None:
-        return await _call(action, ctx, threads, late, task, cancels_before)
+        end = await _call(action, ctx, seat, late, task)
+    else:
+        end = await _call_in_time(action, ctx, deadline, seat, late, task)
+    if end.cancellation is None and task.cancelling() > cancels_before:
+        return replace(end, cancellation=await _swallowed())
+    return end
+
+
+async def _call_in_time(
+    action: Action, ctx: StepContext, deadline: Deadline, seat: Seat | None, late: Late, task: asyncio.Task[Any]
+) -> End:
     try:
         with anyio.CancelScope(deadline=anyio.current_time() + deadline.seconds) as scope:
-            end = await _call(action, ctx, threads, late, task, cancels_before)
-            if end.cancelled:
+            end = await _call(action, ctx, seat, late, task)
+            if end.cancellation is not None:
                 # Whose cancellation was it? The scope takes its own back here; one of the caller's goes on.
                 await anyio.lowlevel.checkpoint()
             return end
-    except asyncio.CancelledError:
-        return End(cancelled=True, not_made=ctx.not_made_reason)
+    except asyncio.CancelledError as cancelled:
+        return End(cancelled=True, cancellation=cancelled, not_made=ctx.not_made_reason)
     assert scope.cancelled_caught
     return End(deadline_s=deadline.seconds, own_deadline=deadline.own, not_made=ctx.not_made_reason)
 
 
-async def _call(
-    action: Action, ctx: StepContext, threads: Threads, late: Late, task: asyncio.Task[Any], cancels_before: int
-) -> End:
+async def _call(action: Action, ctx: StepContext, seat: Seat | None, late: Late, task: asyncio.Task[Any]) -> End:
+    cancels_before = task.cancelling()
     try:
-        if action.is_async:
-            return End(value=await action.call(ctx))
-        if action.effect is EffectClass.PURE:
-            return End(value=action.call(ctx))
-        return End(value=await threads.run(lambda: action.call(ctx), late))
-    except asyncio.CancelledError as stray:
+        made = action.call(ctx) if seat is None else await seat.run(lambda: action.call(ctx), late)
+        # A plain function may hand an awaitable through, as many decorators do.
+        return End(value=await made if inspect.isawaitable(made) else made)
+    except asyncio.CancelledError as cancelled:
         if task.cancelling() > cancels_before:
-            return End(cancelled=True, not_made=ctx.not_made_reason)
+            return End(cancelled=True, cancellation=cancelled, not_made=ctx.not_made_reason)
         error = StepError(
             "a library under the handler cancelled it; nobody asked for that", error_type="CancelledError"
         )
-        error.__cause__ = stray
+        error.__cause__ = cancelled
         return End(error=error)
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
         return End(error=error)
+
+
+async def _swallowed() -> asyncio.CancelledError:
+    """The caller's cancellation, which a handler caught and kept: a scope of anyio's raises it anew."""
+    try:
+        await anyio.lowlevel.checkpoint()
+    except asyncio.CancelledError as again:
+        return again
+    return asyncio.CancelledError("a handler swallowed the cancellation of its caller")

@@ -11,8 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import anyio
+import anyio.lowlevel
 
 from ditto.errors import (
     DittoError,
@@ -57,19 +61,31 @@ class Drive:
         self.fence = fence
         self.rows = rows
         """Rows of steps as they stand in the store, by path."""
+        self.halted = asyncio.Event()
+        """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
         self.stopped: DittoError | None = None
-        """Why nothing more of this run may start: the run is not ours any more, or the store cannot write."""
+        """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
         self._held = _Held()
+        self._held_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._last: Durable | None = None
 
+    def stop(self, reason: DittoError) -> None:
+        """Write nothing more of this run, and start no further attempt. The first reason is kept."""
+        self.stopped = self.stopped or reason
+        self.halted.set()
+
     # Held outcomes
 
-    def hold(self, row: StepRow, event: Event) -> None:
-        """Keep an outcome that may wait for the next barrier."""
+    async def hold(self, row: StepRow, event: Event) -> None:
+        """Keep an outcome that may wait for the next barrier. Lets other tasks have their turn now and then."""
         self._held.rows.append(row)
         self._held.events.append(event)
         self._schedule()
+        if len(self._held.rows) >= HELD_MAX or asyncio.get_running_loop().time() >= self._held_since + HELD_S:
+            # Steps that never wait would let neither the timer nor anybody else run.
+            self._flush()
+            await anyio.lowlevel.checkpoint()
 
     def hold_event(self, event: Event) -> None:
         """Keep a line of history until the next barrier."""
@@ -87,13 +103,12 @@ class Drive:
 
         A loop's state is no outcome: what it is computed from is durable.
         """
-        while True:
-            if self._held.rows:
-                await self._commit([])
-            elif self._last is not None and not self._last.done():
-                await asyncio.wait([self._last])
-            else:
-                break
+        # Units become durable in their order, so one wait is enough: what other branches hold or commit meanwhile is
+        # none of our causes.
+        if self._held.rows:
+            await self._commit([])
+        elif self._last is not None and not self._last.done():
+            await asyncio.wait([self._last])
         self._check_stopped()
 
     # Transitions of one step. `seen` is the state its row is known to have; None if it has no row yet. Each one takes
@@ -134,22 +149,33 @@ class Drive:
         """Let go of the run, with all that is held."""
         await self._commit([], end=end)
 
-    async def note(self, event: Event) -> None:
-        """Add a line to the run's history, whoever drives it now."""
-        await self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event))
+    async def release(self, end: RunEnd) -> None:
+        """Let go of the run after it stopped, with what is held if that can still be written."""
+        if self.stopped is None:
+            with suppress(StoreError):
+                await self.finish(end)
+                return
+        await self.store.commit(lambda tx: transitions.release_run(tx, self.fence, end))
 
-    def note_late(self, path: str, attempt: int, result: Any, error: BaseException | None) -> None:
-        """Keep what a handler returned after its step had ended without it, for a person to look at."""
-        body: dict[str, Any] = {"attempt": attempt}
-        value: Stored | None = None
+    def note_returned(self, path: str, attempt: int, result: Any, error: BaseException | None) -> None:
+        """Keep what a handler returned after its step had ended without it."""
         if error is not None:
-            body["error"] = self.store.redact(f"{type(error).__name__}: {error}")
+            self.note_late(path, attempt, error=f"{type(error).__name__}: {error}")
+            return
+        try:
+            value = self.store.encode(as_data(result), f"the late result of step {path}")
+        except Exception as refused:  # noqa: BLE001 - whatever a handler returned
+            self.note_late(path, attempt, error=str(refused))
         else:
-            try:
-                value = self.store.encode(as_data(result), f"the late result of step {path}")
-                body["value"] = value.column
-            except DittoError as refused:
-                body["error"] = self.store.redact(refused.message)
+            self.note_late(path, attempt, value=value)
+
+    def note_late(self, path: str, attempt: int, *, value: Stored | None = None, error: str | None = None) -> None:
+        """Keep an outcome that came too late to be one, for a person to look at, whoever drives the run now."""
+        body: dict[str, Any] = {"attempt": attempt}
+        if value is not None:
+            body["value"] = value.column
+        if error is not None:
+            body["error"] = self.store.redact(error)
         event = Event("step_returned_late", path, body)
         try:
             self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value))
@@ -195,18 +221,26 @@ class Drive:
             await waiter
         except UsersError as raised:
             raise raised.error from None
-        except StoreError as error:
-            self.stopped = error
+        except (TransitionRefusedError, StoreError):
             raise
+        except Exception as error:
+            raise _as_store_error(error) from error
         finally:
-            if waiter.done() and waiter.exception() is None:
-                self.rows.update((row.path, row) for row in rows)
+            # Known even if a cancellation was delivered in its place: a unit cannot be cut short.
+            if waiter.done():
+                self._learn(waiter.exception(), rows)
+
+    def _learn(self, error: BaseException | None, rows: Sequence[StepRow]) -> None:
+        if error is None:
+            self.rows.update((row.path, row) for row in rows)
+        elif not isinstance(error, UsersError | TransitionRefusedError):
+            self.stop(_as_store_error(error))
 
     def _schedule(self) -> None:
-        if len(self._held.rows) >= HELD_MAX:
-            self._flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(HELD_S, self._flush)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._held_since = loop.time()
+            self._timer = loop.call_later(HELD_S, self._flush)
 
     def _flush(self) -> None:
         """Commit what is held without waiting for it; what goes wrong stops the run at its next write."""
@@ -215,14 +249,13 @@ class Drive:
         try:
             self._last = self.store.commit(*held.transitions, points=held.points, after=self._last)
         except StoreError as error:
-            self.stopped = error
+            self.stop(error)
         else:
             self._last.add_done_callback(self._flushed)
 
     def _flushed(self, waiter: asyncio.Future[Any]) -> None:
-        error = waiter.exception()
-        if isinstance(error, DittoError) and self.stopped is None:
-            self.stopped = error
+        if (error := waiter.exception()) is not None:
+            self.stop(error if isinstance(error, TransitionRefusedError) else _as_store_error(error))
 
     def _check_stopped(self) -> None:
         if self.stopped is not None:
@@ -281,8 +314,15 @@ class _Timed:
             logger.warning("%s held the store for %.2f s: local handlers must be short", self._name, took_s)
 
 
+def _as_store_error(error: BaseException) -> StoreError:
+    return error if isinstance(error, StoreError) else StoreError(f"{type(error).__name__}: {error}")
+
+
 def _users(function: Callable[[Transaction], None]) -> Transition:
-    """A user's function as a transition. A refused guard is no error of the user's."""
+    """A user's function as a transition. A refused guard is no error of the user's.
+
+    In the committer's thread nobody is cancelled or interrupted: an exception that would mean so there means nothing.
+    """
 
     def run(tx: Transaction) -> None:
         try:
@@ -290,6 +330,7 @@ def _users(function: Callable[[Transaction], None]) -> Transition:
         except TransitionRefusedError:
             raise
         except BaseException as error:
-            raise UsersError(error) from error
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            raise UsersError(error if plain else RuntimeError(f"it raised {error!r}")) from error
 
     return run

@@ -4,15 +4,17 @@
 
 - `next_steps` says what may start; a chain runs in the caller's task, branches run in tasks of their own.
 - A step's value is always the decoded form of what is stored, made anew for each reader.
-- After an error no new step starts; what was started is drained, and its outcome stands.
+- After an error no new attempt starts; what was started is drained, and its outcome stands. What an earlier process
+  lost is still looked up.
 - An unknown outcome blocks only what depends on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -22,9 +24,9 @@ from ditto.engine.drive import Drive
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
 from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
-from ditto.engine.steps import Skipped, Step, StepEnd, is_lost
+from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, is_lost
 from ditto.engine.trouble import Trouble
-from ditto.errors import DittoError, StoreClosedError, TransitionRefusedError
+from ditto.errors import DittoError, StepError, StoreClosedError, TransitionRefusedError
 from ditto.graph import Graph, Node
 from ditto.sandbox import Sandbox
 from ditto.store import queries
@@ -40,8 +42,16 @@ class Engine:
     config: Config
     sandbox: Sandbox
     router: Router
+    drives: dict[int, Drive] = field(default_factory=dict)
+    """The runs that are driven now, by the keys of their rows."""
     closing: bool = False
-    """No new step is started; what runs is drained."""
+    """No new attempt is started; what runs is drained."""
+
+    def close(self) -> None:
+        """Start no new attempt."""
+        self.closing = True
+        for drive in self.drives.values():
+            drive.halted.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +62,11 @@ class GraphResult:
     ended: bool
     """The run's end was committed with the last outcome."""
 
-    def decode(self) -> dict[str, Any]:
-        """The outputs as the caller gets them."""
-        return {name: None if stored is None else stored.decode() for name, stored in self.outputs.items()}
+    def decode(self, graph: Graph) -> dict[str, Any]:
+        """The outputs as the caller gets them: in the order of the Graph, however they came about."""
+        order = [name for name in graph.nodes if name in self.outputs]
+        order += [name for name in self.outputs if name not in graph.nodes]
+        return {name: None if (stored := self.outputs[name]) is None else stored.decode() for name in order}
 
 
 async def run_graph(
@@ -109,23 +121,24 @@ class _Execution:
             if row is not None and row.state in SETTLED:
                 self.outputs[name] = row.output
         self.frontier = Frontier(graph, {name: output is not None for name, output in self.outputs.items()})
-        self.settling = trouble.error is not None
-        """The run has failed already: what was lost is settled, and nothing else is started."""
-        if self.settling:
-            lost = [node for node in self.frontier.ready if is_lost(drive.rows.get(prefix + node.name))]
-            self.frontier.ready = deque(lost)
+        self.settling = False
+        """The run has failed: what was lost is settled, and nothing else is started."""
         self.running = 0
         self.changed = asyncio.Event()
-        self.stop: BaseException | None = None
+        self.stop: DittoError | None = None
 
     async def run(self) -> None:
         """Until nothing runs and nothing may start."""
         # A chain needs no task group: most workflows are chains, and each step would pay for it.
         while self._may_start() and len(self.frontier.ready) == 1:
             await self._run_step(self.frontier.ready.popleft())
-            self._raise_stop()
-        if not self._may_start():
-            return
+        if self._may_start():
+            await self._run_branches()
+        if self.stop is not None:
+            raise self.stop
+        assert self.trouble or not self.frontier.unsettled, "a run without trouble settles all its nodes"
+
+    async def _run_branches(self) -> None:
         async with anyio.create_task_group() as branches:
             while self.running or self._may_start():
                 while self._may_start() and self.running < self.concurrency:
@@ -133,36 +146,54 @@ class _Execution:
                     branches.start_soon(self._run_branch, self.frontier.ready.popleft())
                 await self.changed.wait()
                 self.changed.clear()
-        self._raise_stop()
 
     def _may_start(self) -> bool:
+        if self.trouble.error is not None and not self.settling:
+            self._settle_only()
         if self.stop is None and self.drive.stopped is not None:
             self.stop = self.drive.stopped
         if self.stop is None and self.engine.closing and self.frontier.ready:
-            self.stop = StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
-        return bool(self.frontier.ready) and (self.settling or self.trouble.error is None) and self.stop is None
+            self._stop_closing()
+        return bool(self.frontier.ready) and self.stop is None
 
-    def _raise_stop(self) -> None:
-        if self.stop is not None:
-            raise self.stop
+    def _settle_only(self) -> None:
+        """From now on start nothing but the look-up of what was lost before."""
+        self.settling = True
+        self.drive.halted.set()
+        lost = [node for node in self.frontier.ready if is_lost(self.drive.rows.get(self.prefix + node.name))]
+        self.frontier.ready = deque(lost)
+
+    def _stop_closing(self) -> None:
+        self.stop = self.stop or StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
 
     async def _run_branch(self, node: Node) -> None:
         try:
             await self._run_step(node)
+        except asyncio.CancelledError:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            self.stop = self.stop or StepError(
+                f"step {self.prefix}{node.name}: a library under the handler cancelled the step's task for good, and "
+                "nobody asked for that; the run is interrupted and can be resumed",
+                step=self.prefix + node.name,
+                error_type="CancelledError",
+            )
         finally:
             self.running -= 1
             self.changed.set()
 
     async def _run_step(self, node: Node) -> None:
         """Bring one node to its end, and see what that means for the Graph."""
-        step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble)
+        step = Step(self.engine, self.drive, node, self.prefix + node.name)
         end = self.end if self.frontier.unsettled == 1 and not self.trouble else None
         try:
-            outcome = await step.run(lambda names: self._values(names), skip=self._all_parents_skipped(node), end=end)
-        except TransitionRefusedError as refused:
-            outcome = await self._adopt(step, refused)
+            try:
+                outcome = await step.run(self._values, skip=self._all_parents_skipped(node), end=end)
+            except TransitionRefusedError as refused:
+                outcome, end = await self._adopt(step, refused), None
         except DittoError as error:
             self.stop = self.stop or error
+            self.drive.halted.set()
             return
         match outcome:
             case Completed(output):
@@ -174,8 +205,12 @@ class _Execution:
                 self._release_children(node)
             case Failed(error=record, cause=cause):
                 self.trouble.fail(record, cause)
+                self.drive.halted.set()
             case Unknown(reason):
                 self.trouble.unknown[step.path] = reason
+            case NotStarted():
+                if self.engine.closing:
+                    self._stop_closing()
 
     def _release_children(self, node: Node) -> None:
         if not self.settling:
@@ -186,6 +221,7 @@ class _Execution:
         reason = await self.drive.explain(refused)
         row = await self.drive.store.read(queries.get_step, self.drive.run.id, step.path)
         if reason is not refused or row is None:
+            self.drive.stop(reason)
             raise reason
         self.drive.rows[step.path] = row
         if row.state is StepState.COMPLETED and row.output is not None:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from ditto.engine.changes import list_differences
 from ditto.engine.drive import Drive
 from ditto.engine.executor import Engine, run_graph
 from ditto.engine.outcomes import record_error
 from ditto.engine.trouble import Trouble
-from ditto.errors import RunBlockedError
 from ditto.graph import Graph
 from ditto.loop import Loop
 from ditto.store.records import Event, LoopState, RunEnd
@@ -44,14 +42,16 @@ async def run_loop(
     if state.iteration == 0:
         state = LoopState(0, _stored_state(drive, loop, state.state.decode()))
     while True:
-        done = user.ask("done", partial(_is_done, loop, state.state))
-        if trouble:
-            return LoopResult(state.state, state.iteration, None)
-        if done:
-            return LoopResult(state.state, state.iteration, RunEnd(RunStatus.COMPLETED))
-        if state.iteration >= loop.max_iterations:
-            event = Event("run_exhausted", body={"iterations": state.iteration})
-            return LoopResult(state.state, state.iteration, RunEnd(RunStatus.EXHAUSTED, event=event))
+        # A run that has failed already is here to settle what its iteration lost, and for nothing else.
+        if not trouble:
+            done = user.ask("done", partial(_is_done, loop, state.state))
+            if done is None:
+                return LoopResult(state.state, state.iteration, None)
+            if done:
+                return LoopResult(state.state, state.iteration, RunEnd(RunStatus.COMPLETED))
+            if state.iteration >= loop.max_iterations:
+                event = Event("run_exhausted", body={"iterations": state.iteration})
+                return LoopResult(state.state, state.iteration, RunEnd(RunStatus.EXHAUSTED, event=event))
         following = await _iterate(engine, drive, loop, state, user, concurrency=concurrency, trouble=trouble)
         if following is None:
             return LoopResult(state.state, state.iteration, None)
@@ -71,19 +71,12 @@ async def _iterate(
     )
     if graph is None or bound is None:
         return None
-    differences = list_differences(graph, drive.rows, prefix)
-    if differences:
-        raise RunBlockedError(
-            f"run {drive.run.run_id}: the code changed under iteration {number}: {'; '.join(differences)}",
-            differences=tuple(differences),
-            run_id=drive.run.run_id,
-        )
     result = await run_graph(engine, drive, graph, bound, prefix=prefix, concurrency=concurrency, trouble=trouble)
     if trouble:
         return None
     updated = user.ask(
         "update",
-        lambda: _stored_state(drive, loop, loop.update(state.state.decode(), result.decode())),
+        lambda: _stored_state(drive, loop, loop.update(state.state.decode(), result.decode(graph))),
     )
     if updated is None:
         return None

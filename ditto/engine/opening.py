@@ -37,7 +37,7 @@ from ditto.store import queries, transitions
 from ditto.store.records import INTERRUPTED, Event, Fence, LoopState, NewRun, RunRow
 from ditto.store.schema import CLOSED, REOPENABLE, RunStatus
 from ditto.store.store import Store
-from ditto.store.values import Stored, digest
+from ditto.store.values import State, Stored, digest
 
 OnFinished: TypeAlias = Literal["return", "new", "new_if_failed", "reopen"]
 
@@ -82,7 +82,8 @@ def check_run_id(run_id: str | None) -> str | None:
     """A run id is 1 to 512 bytes of text without control characters; None asks for a fresh one."""
     if run_id is None:
         return None
-    if not str(run_id).strip() or not str(run_id).isprintable():
+    given: Any = run_id
+    if not isinstance(given, str) or not given.strip() or not given.isprintable():
         raise DefinitionError(f"run id {run_id!r}: it must be text without control characters")
     if len(run_id.encode(errors="replace")) > RUN_ID_BYTES_MAX:
         raise DefinitionError(f"run id {run_id[:40]!r}…: it is longer than {RUN_ID_BYTES_MAX} bytes")
@@ -174,16 +175,16 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
     workflow = request.workflow
     prefix = "" if isinstance(workflow, Graph) else f"{run.iteration + 1}/"
     rows = {row.path: row for row in await store.read(queries.list_steps, run.id, prefix)}
-    if isinstance(workflow, Graph):
-        differences = list_differences(workflow, rows)
-        if differences:
-            raise RunBlockedError(
-                f"run {run.run_id}: the code changed under it: {'; '.join(differences)}. "
-                "Run it with the code that it was started with, or cancel it",
-                differences=tuple(differences),
-                run_id=run.run_id,
-            )
     state = await store.read(queries.load_state, run.state)
+    graph = workflow if isinstance(workflow, Graph) else _graph_of(workflow, state)
+    differences = [] if graph is None else list_differences(graph, rows, prefix)
+    if differences:
+        raise RunBlockedError(
+            f"run {run.run_id}: the code changed under it: {'; '.join(differences)}. "
+            "Run it with the code that it was started with, or cancel it",
+            differences=tuple(differences),
+            run_id=run.run_id,
+        )
     event = Event("run_reopened" if run.status in REOPENABLE else "run_resumed", body={"was": run.status.value})
     fence = Fence(run.id, owner.id, run.fence + 1, run.run_id, workflow.name)
     claimed = store.commit(
@@ -202,6 +203,14 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
         None if state is None else LoopState(run.iteration, state),
         ErrorRecord.from_text(run.error) if keeps_error and run.error is not None else None,
     )
+
+
+def _graph_of(loop: Loop, state: State | None) -> Graph | None:
+    """The Graph of the iteration that is under way; None if the loop's own function raises, which fails the run."""
+    try:
+        return loop.choose(None if state is None else state.decode())
+    except Exception:  # noqa: BLE001 - asked again, and told, when the run is driven
+        return None
 
 
 async def _let_go(store: Store, fence: Fence) -> None:

@@ -14,17 +14,18 @@ How an attempt ended, and what that means for each effect class:
 | was cancelled            | unknown             | unknown           | nothing is recorded           |
 
 A `write` or `infer` attempt that said `ctx.not_made(…)` before it was cut short is refused, not unknown. A worker may
-turn a definite failure into a value (`Action.failure`): a tool's error is a value for the workflow.
+turn a definite failure into a value (`Action.failure`): a tool's error is a value for the workflow. What a handler
+returns or raises although its caller was cancelled counts as above; only an error of a class that is not admitted is
+then taken for the cancellation.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
-
-from pydantic import ValidationError
 
 from ditto.contracts import Json
 from ditto.effects import EffectClass
@@ -128,7 +129,7 @@ Encode: TypeAlias = Callable[[Any, str], Stored]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an attempt ended, before anything is decided about it. Exactly one of the fields is set."""
+    """How an attempt ended, before anything is decided about it: by a value, an error, a deadline or a cancellation."""
 
     value: Any = None
     error: Exception | None = None
@@ -136,14 +137,17 @@ class End:
     own_deadline: bool = False
     """The deadline was the action's own, not the node's."""
     cancelled: bool = False
+    """The handler ended by the cancellation of its caller."""
     not_made: str | None = None
+    cancellation: asyncio.CancelledError | None = None
+    """The caller's cancellation, whatever the handler made of it: to be raised again once the outcome is recorded."""
 
 
 def decide(action: Action, end: End, path: str, encode: Encode, redact: Callable[[str], str]) -> Outcome:
     """What an attempt's end means. Pure, but for the encoding of the value."""
     deciding = _Deciding(action, path, encode, redact)
     if end.error is not None:
-        return deciding.error(end.error)
+        return Cut() if end.cancellation and not action.effect.admitted else deciding.error(end.error)
     if end.deadline_s is not None:
         return deciding.deadline(end)
     if end.cancelled:
@@ -155,17 +159,25 @@ def record_error(
     error: BaseException, path: str | None, redact: Callable[[str], str], *, final: bool = False
 ) -> ErrorRecord:
     """The record of an exception: its class in the tree if it has one, its name, its text."""
-    kind = type(error).__name__ if type(error).__name__ in STEP_ERRORS else StepError.__name__
-    message = error.message if isinstance(error, DittoError) else str(error)
+    name, message, code = type(error).__name__, "", StepError.default_code
+    if isinstance(error, DittoError):  # a class of the user's own may have left its __init__ out
+        message, code = getattr(error, "message", ""), getattr(error, "code", error.default_code)
     return ErrorRecord(
-        kind=kind,
-        type=error.error_type if isinstance(error, StepError) else type(error).__name__,
-        message=redact(message)[:MESSAGE_MAX] or type(error).__name__,
-        code=error.code if isinstance(error, DittoError) else StepError.default_code,
+        kind=next(cls.__name__ for cls in (*type(error).__mro__, StepError) if STEP_ERRORS.get(cls.__name__) is cls),
+        type=str(getattr(error, "error_type", name)) if isinstance(error, StepError) else name,
+        message=redact(str(message) or _text_of(error))[:MESSAGE_MAX] or name,
+        code=str(code),
         retryable=bool(getattr(error, "retryable", False)),
         final=final,
         step=path,
     )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - the user's own __str__
+        return f"its text cannot be read: {type(broken).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +190,7 @@ class _Deciding:
     def value(self, value: Any) -> Outcome:
         try:
             return Completed(self._encoded(value))
-        except (ValidationError, InvalidValueError, LimitExceededError, OutputError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a value: the effect was made
             return self._unusable(error)
 
     def error(self, error: Exception) -> Outcome:
@@ -194,7 +206,7 @@ class _Deciding:
                 return Refused(self._record(error), error, self._instead(error))
             return Failed(self._record(error), error, instead=self._instead(error))
         if effect.admitted:
-            return Unknown(self.redact(f"{type(error).__name__}: {error}")[:MESSAGE_MAX], error)
+            return Unknown(self.redact(f"{type(error).__name__}: {_text_of(error)}")[:MESSAGE_MAX], error)
         return Failed(self._record(error), error, instead=self._instead(error))
 
     def deadline(self, end: End) -> Outcome:
@@ -238,16 +250,17 @@ class _Deciding:
         what = f"what {self.action.label} received"
         try:
             return self.encode(kept, what)
-        except LimitExceededError as error:
+        except (InvalidValueError, LimitExceededError) as error:
             return self.encode({"not_kept": error.message}, what)
 
     def _instead(self, error: Exception) -> Stored | None:
         if self.action.effect is EffectClass.LOCAL:
             return None
-        value = self.action.failure(error)
-        if value is None:
+        try:
+            value = self.action.failure(error)
+            return None if value is None else self.encode(as_data(value), f"the failure of {self.action.label}")
+        except Exception:  # noqa: BLE001 - no value can be made of it: it stays an error of the step
             return None
-        return self.encode(as_data(value), f"the failure of {self.action.label}")
 
     def _record(self, error: Exception, *, final: bool = False) -> ErrorRecord:
         return record_error(error, self.path, self.redact, final=final)

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from ditto.config import Config
+from ditto.errors import StepError
 from ditto.sandbox import Sandbox
 from ditto.worker import Worker, WorkerSetup
 
@@ -49,7 +50,13 @@ class ResourceHost:
         except Exception as error:
             if ready.done():
                 setup.logger.exception("the resources of worker %s did not close", worker.type)
-                return
-            self._open.pop(worker.type, None)
-            ready.set_exception(error)
-            ready.exception()
+            else:
+                self._fail(worker, ready, error)
+        finally:
+            if not ready.done():  # cancelled, or the process is about to end: nobody may wait for it for ever
+                self._fail(worker, ready, StepError(f"the resources of worker {worker.type} were not opened"))
+
+    def _fail(self, worker: Worker, ready: asyncio.Future[Any], error: Exception) -> None:
+        self._open.pop(worker.type, None)
+        ready.set_exception(error)
+        ready.exception()

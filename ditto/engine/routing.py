@@ -27,7 +27,8 @@ class Route:
 
     worker: Worker | None
     threads: Threads
-    limiter: anyio.CapacityLimiter | None
+    limiter: anyio.Semaphore | None
+    """No CapacityLimiter: a handler may run a workflow whose steps take slots in the same task."""
     logger: logging.Logger
     resources: ResourceHost
 
@@ -95,7 +96,7 @@ class Router:
         return Route(
             worker=worker,
             threads=Threads(self.config.runtime.threads),
-            limiter=None if limit is None else anyio.CapacityLimiter(limit),
+            limiter=None if limit is None else anyio.Semaphore(limit, fast_acquire=True),
             logger=logging.getLogger(f"ditto.worker.{name}"),
             resources=self._resources,
         )

@@ -2,25 +2,27 @@
 
 run ─ skip?
     ─ plan ─ slot ┬ local:  handler and commit in one transaction
-                  └ others: (look-up of a lost outcome) → admit → attempt → decide → (look-up) → commit
+                  └ others: (look-up of a lost outcome) → thread → admit → attempt → decide → (look-up) → commit
+
+What waits for a slot, a thread or a back-off is not begun: when the run halts meanwhile, it is not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 from pydantic import ValidationError
 
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
-from ditto.engine.attempts import choose_deadline, make_attempt
+from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
 from ditto.engine.outcomes import (
     Completed,
     Cut,
@@ -33,6 +35,7 @@ from ditto.engine.outcomes import (
     decide,
     record_error,
 )
+from ditto.engine.threads import Seat, Threads
 from ditto.errors import (
     DefinitionError,
     DittoError,
@@ -40,12 +43,14 @@ from ditto.errors import (
     EffectRejected,
     InvalidValueError,
     OutputError,
+    RunBusyError,
+    RunCancelledError,
     TransitionRefusedError,
 )
 from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
-from ditto.store.schema import StepState
+from ditto.store.schema import REOPENABLE, StepState
 from ditto.store.values import Stored
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
@@ -55,7 +60,6 @@ if TYPE_CHECKING:
 
     from ditto.engine.drive import Drive
     from ditto.engine.executor import Engine
-    from ditto.engine.trouble import Trouble
 
 logger = logging.getLogger("ditto.engine")
 
@@ -69,13 +73,18 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class NotStarted:
+    """The run halted before an attempt, or before another one: nothing is recorded, the step is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Resend:
     """The other side has no record of the attempt, and that is final: another one may be made, under the same key."""
 
     reason: str
 
 
-StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown
+StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown | NotStarted
 
 
 def is_lost(row: StepRow | None) -> bool:
@@ -83,17 +92,29 @@ def is_lost(row: StepRow | None) -> bool:
     return row is not None and row.state in (StepState.ADMITTED, StepState.UNKNOWN)
 
 
+def lost_reason(row: StepRow) -> str:
+    """Why the outcome of a lost attempt is not known."""
+    if row.error is not None:
+        reason: str = json.loads(row.error)["message"]
+        return reason
+    return f"attempt {row.attempt} was admitted, and the process ended before its outcome was recorded"
+
+
 class Step:
     """One node of one run, while it is brought to its end."""
 
-    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str, trouble: Trouble) -> None:
-        self.trouble = trouble
+    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str) -> None:
         self.engine = engine
         self.drive = drive
         self.node = node
         self.path = path
         self.row = drive.rows.get(path)
+        self.route = engine.router.route(node.type)
         self.attempt = 0 if self.row is None else self.row.attempt
+        self.spent = self.attempt if drive.run.status in REOPENABLE else 0
+        """Attempts made before the run failed: who reopens it gives its steps all their tries again."""
+        self.arguments: Stored | None = None
+        """What is recorded with an admission."""
         self.resent = False
 
     async def run(self, values: Values, *, skip: bool, end: RunEnd | None) -> StepEnd:
@@ -104,26 +125,29 @@ class Step:
         """
         if (failed := self._failed_for_good()) is not None:
             return failed
-        lost = is_lost(self.row)
         try:
-            if not lost and (skip or not self._wanted(values)):
-                return await self._skip()
-            action = self._plan(values)
+            wanted = is_lost(self.row) or not (skip or not self._wanted(values))
+            action = self._plan(values) if wanted else None
         except Exception as error:  # noqa: BLE001 - a user's function raised: that fails the step
-            if lost:
-                return Unknown(f"it cannot be looked up: {type(error).__name__}: {error}")
-            return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
+            return await self._fail_before(error)
+        if action is None:
+            return await self._skip()
         try:
-            resources = await self.engine.router.route(self.node.type).open_resources()
+            resources = await self.route.open_resources()
         except Exception as error:  # noqa: BLE001 - the worker's own factory raised
-            if lost:
-                return Unknown(f"it cannot be looked up: {type(error).__name__}: {error}")
-            return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
+            return await self._fail_before(error)
         if action.effect is EffectClass.LOCAL:
-            return await self._run_local(action, resources, end)
+            return NotStarted() if self.drive.halted.is_set() else await self._run_local(action, resources, end)
         return await self._carry_out(action, resources, end)
 
     # Before the attempt
+
+    async def _fail_before(self, error: Exception) -> Failed | Unknown:
+        """Nothing was attempted now; but what was lost before stays lost."""
+        record = record_error(error, self.path, self._redact)
+        if self.row is not None and is_lost(self.row):
+            return Unknown(f"{lost_reason(self.row)}; it cannot be looked up: {record.type}: {record.message}", error)
+        return await self._commit_failure(Failed(record, error))
 
     def _failed_for_good(self) -> Failed | None:
         if self.row is None or self.row.state is not StepState.FAILED or self.row.error is None:
@@ -135,7 +159,19 @@ class Step:
         return self.node.when is None or bool(self.node.when(**values(self.node.when_names)))
 
     def _plan(self, values: Values) -> Action:
-        """The Action for the bound arguments; for a lost attempt, for the arguments that it was admitted with."""
+        """The Action for the bound arguments; for a lost attempt, what it was admitted as."""
+        action = self._make_action(values)
+        key: Any = action.key
+        if key is not None and not (isinstance(key, str) and key and key.isprintable()):
+            raise DefinitionError(f"{action.label}: key must give text without control characters, not {key!r}")
+        if self.row is not None and is_lost(self.row) and self.row.effect is not None:
+            self.arguments = self.row.arguments
+            return replace(action, effect=EffectClass(self.row.effect))
+        if action.effect.admitted:
+            self.arguments = self.drive.store.encode(action.recorded(), f"the arguments of {action.label}")
+        return action
+
+    def _make_action(self, values: Values) -> Action:
         node = self.node
         recorded = self.row.arguments if self.row is not None and is_lost(self.row) else None
         if node.type == STEP_TYPE:
@@ -157,7 +193,7 @@ class Step:
     async def _skip(self) -> Skipped:
         row = self._new_row(StepState.SKIPPED, effect=None)
         if self.row is None:
-            self.drive.hold(row, Event("step_skipped", self.path))
+            await self.drive.hold(row, Event("step_skipped", self.path))
         else:
             await self.drive.record(row, Event("step_skipped", self.path), seen=self._seen())
         return Skipped()
@@ -167,17 +203,20 @@ class Step:
     async def _carry_out(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
         """Attempt after attempt, until one's outcome stands."""
         if is_lost(self.row):
-            found = await self._settle(action, resources, Unknown(self._lost_reason()))
-            if isinstance(found, _Resend) and self.trouble.error is not None:
+            assert self.row is not None
+            found = await self._settle(action, resources, Unknown(lost_reason(self.row)))
+            if isinstance(found, _Resend) and self.drive.halted.is_set():
                 found = self._not_made(found.reason)
             if not isinstance(found, _Resend):
                 return await self._commit(found, action, end)
         while True:
             outcome = await self._attempt(action, resources)
+            if outcome is None:
+                return NotStarted()
             if isinstance(outcome, Unknown):
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
-                    if not self.resent:
+                    if not self.resent and not self.drive.halted.is_set():
                         self.resent = True
                         continue
                     settled = self._not_made(settled.reason)
@@ -187,51 +226,75 @@ class Step:
                 return await self._commit(outcome, action, end)
             assert isinstance(outcome, Failed | Refused)
             await self._commit_retry(outcome, delay_s)
-            await anyio.sleep(delay_s)
+            if await self._halted_within(delay_s):
+                return NotStarted()
 
-    async def _attempt(self, action: Action, resources: Any) -> Outcome:
-        """Take a slot, admit where the class asks for it, then call the handler once."""
-        route = self.engine.router.route(self.node.type)
-        deadline = choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
-        self.attempt += 1
-        async with route.limiter or nullcontext():
+    async def _attempt(self, action: Action, resources: Any) -> Outcome | None:
+        """Take a slot, admit where the class asks for it, then call the handler once. None: the run halted before."""
+        if not action.effect.held:
+            await self._threads.ended(self._name)
+        async with self.route.limiter or nullcontext(), self._seat(action) as seat:
+            if self.drive.halted.is_set():
+                return None
+            self.attempt += 1
             if action.effect.admitted:
                 await self._admit(action)
             elif not action.effect.held:
                 await self.drive.barrier()
-            made = await make_attempt(action, self._context(action, resources), deadline, route.threads, self._late)
-        outcome = self._decide(action, made)
-        if made.cancelled:
+            late = partial(self.drive.note_returned, self.path, self.attempt)
+            made = await make_attempt(action, self._context(action, resources), self._deadline(action), seat, late)
+            outcome = self._decide(action, made)
+            if self._fails_the_run(outcome, action):
+                self.drive.halted.set()  # before anybody gets our slot
+        if made.cancellation is not None:
             if not isinstance(outcome, Cut):
                 await self._shielded(self._commit(outcome, action, None))
-            raise asyncio.CancelledError
+            raise made.cancellation
         return outcome
 
     async def _admit(self, action: Action) -> None:
         """The last durable act before the attempt. A cancellation that comes with it finds nothing attempted."""
-        arguments = self.drive.store.encode(action.recorded(), f"the arguments of {action.label}")
-        row = self._new_row(StepState.ADMITTED, effect=action.effect, key=self._key(action), arguments=arguments)
+        row = self._new_row(StepState.ADMITTED, effect=action.effect, key=self._key(action), arguments=self.arguments)
         body = {"attempt": self.attempt, "key": row.key}
         try:
             await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
         except asyncio.CancelledError:
-            self.row = row
-            await self._shielded(
-                self._commit(self._not_made("the caller was cancelled before the attempt"), action, None)
-            )
+            if self.drive.rows.get(self.path) is row:
+                self.row = row
+                not_made = self._not_made("the caller was cancelled before the attempt")
+                await self._shielded(self._commit(not_made, action, None))
             raise
         self.row = row
+
+    def _deadline(self, action: Action) -> Deadline | None:
+        return choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
+
+    def _seat(self, action: Action) -> AbstractAsyncContextManager[Seat | None]:
+        """A thread for a plain handler that may take its time; none for the others."""
+        if action.is_async or action.effect is EffectClass.PURE:
+            return nullcontext()
+        return self._threads.seat(self._name)
+
+    async def _halted_within(self, seconds: float) -> bool:
+        """Wait; True if no further attempt may start any more."""
+        with anyio.move_on_after(seconds):
+            await self.drive.halted.wait()
+        return self.drive.halted.is_set()
 
     def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:
         """Seconds until the next attempt; None if there is none. Only what is safe to repeat is tried again."""
         retry = self.node.retry
-        if retry is None or self.attempt >= retry.max_attempts or not isinstance(outcome, Failed | Refused):
+        if retry is None or not isinstance(outcome, Failed | Refused):
             return None
-        if self.trouble.error is not None:
+        if self.attempt - self.spent >= retry.max_attempts or self.drive.halted.is_set():
             return None
         if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
             return None
         return retry.delay_s(self.attempt)
+
+    def _fails_the_run(self, outcome: Outcome, action: Action) -> bool:
+        failed = isinstance(outcome, Failed | Refused) and outcome.instead is None
+        return failed and self._retry_delay(outcome, action) is None
 
     # Lost outcomes
 
@@ -250,40 +313,48 @@ class Step:
             raise
 
     async def _look_up(self, action: Action, resources: Any, unknown: Unknown) -> Outcome | _Resend:
-        assert action.lookup is not None
-        ctx = self._context(action, resources)
         reason = unknown.reason
         while True:
-            try:
-                answer = await self._ask(action.lookup, ctx)
-            except Exception as error:  # noqa: BLE001 - a look-up that fails settles nothing
-                return Unknown(self._redact(f"{reason}; the look-up failed: {type(error).__name__}: {error}"), error)
-            match answer:
+            made = await self._ask(action, resources)
+            if made.cancellation is not None:
+                raise made.cancellation
+            if made.error is not None:
+                record = record_error(made.error, self.path, self._redact)
+                return Unknown(f"{reason}; the look-up failed: {record.type}: {record.message}", made.error)
+            if made.deadline_s is not None:
+                return Unknown(f"{reason}; the look-up missed the deadline of {made.deadline_s} s")
+            match made.value:
                 case Committed(value):
                     return self._decide(action, End(value=value))
                 case Rejected(text, code):
                     return self._decide(action, End(error=EffectRejected(text, code=code)))
+                case Absent() if self._threads.is_running(self._name):
+                    return Unknown(f"{reason}; the look-up found nothing, but its handler still runs in a thread")
                 case Absent() if action.absence_is_final:
                     wait_s = self._grace_left_s(action)
                     if wait_s <= 0:
                         return _Resend(f"{reason}; the look-up found no trace of it")
-                    await anyio.sleep(wait_s)
+                    if await self._halted_within(wait_s):
+                        return Unknown(f"{reason}; the look-up has found nothing yet")
                 case Absent():
                     return Unknown(f"{reason}; the look-up found nothing, which does not prove that nothing was done")
                 case Pending():
                     return Unknown(f"{reason}; the look-up says it is pending")
                 case Many(ids):
-                    return Unknown(f"{reason}; the look-up found more than one: {', '.join(ids)}")
-                case _:
-                    return Unknown(f"{reason}; the look-up answered {type(answer).__name__}, which is no LookupResult")
+                    return Unknown(f"{reason}; the look-up found more than one: {', '.join(map(str, ids))}")
+                case other:
+                    return Unknown(f"{reason}; the look-up answered {type(other).__name__}, which is no LookupResult")
 
-    async def _ask(self, lookup: Callable[[str, StepContext], Any], ctx: StepContext) -> Any:
-        """Call a look-up: an `async def` here, a `def` in a thread, like handlers."""
-        if is_async(lookup):
-            return await lookup(ctx.key, ctx)
-        threads = self.engine.router.route(self.node.type).threads
-        answer = await threads.run(lambda: lookup(ctx.key, ctx), lambda _result, _error: None)
-        return await answer if inspect.isawaitable(answer) else answer
+    async def _ask(self, action: Action, resources: Any) -> End:
+        """Call the look-up: an attempt like any other, of class read, under the same deadline."""
+        lookup = action.lookup
+        assert lookup is not None
+        asking = replace(
+            action, effect=EffectClass.READ, is_async=is_async(lookup), call=lambda ctx: lookup(ctx.key, ctx)
+        )
+        async with nullcontext() if asking.is_async else self._threads.seat((self._name, "look-up")) as seat:
+            ctx = self._context(action, resources)
+            return await make_attempt(asking, ctx, self._deadline(action), seat, lambda _result, _error: None)
 
     def _grace_left_s(self, action: Action) -> float:
         admitted_at = self.row.admitted_at if self.row is not None else None
@@ -291,17 +362,23 @@ class Step:
             return 0.0
         return action.absence_grace_s - (self.drive.store.clock.now_us() - admitted_at) / 1_000_000
 
-    def _lost_reason(self) -> str:
-        assert self.row is not None
-        if self.row.error is not None:
-            reason: str = json.loads(self.row.error)["message"]
-            return reason
-        return f"attempt {self.row.attempt} was admitted, and the process ended before its outcome was recorded"
-
     # Commits
 
     async def _commit(self, outcome: Outcome, action: Action, end: RunEnd | None) -> StepEnd:
-        """Make an outcome durable, or hold it if it may wait."""
+        """Make an outcome durable, or hold it if it may wait. If the run is not ours any more, it is kept as late."""
+        try:
+            return await self._commit_outcome(outcome, action, end)
+        except (TransitionRefusedError, RunBusyError, RunCancelledError):
+            match outcome:
+                case Completed(output):
+                    self.drive.note_late(self.path, self.attempt, value=output)
+                case Failed(error) | Refused(error):
+                    self.drive.note_late(self.path, self.attempt, error=f"{error.type}: {error.message}")
+                case Unknown(reason):
+                    self.drive.note_late(self.path, self.attempt, error=f"its outcome is unknown: {reason}")
+            raise
+
+    async def _commit_outcome(self, outcome: Outcome, action: Action, end: RunEnd | None) -> StepEnd:
         match outcome:
             case Completed(output):
                 return await self._commit_value(output, action, end, None)
@@ -330,7 +407,7 @@ class Step:
         if action.record is not None:
             return await self._commit_with_part(row, event, action, end)
         if action.effect.held and self.row is None and end is None:
-            self.drive.hold(row, event)
+            await self.drive.hold(row, event)
         else:
             await self._record(row, event, end)
         return Completed(output)
@@ -344,7 +421,7 @@ class Step:
             await self.drive.record_with(row, event, lambda db: part(db, told), seen=self._seen(), end=end)
         except (asyncio.CancelledError, TransitionRefusedError):
             raise
-        except Exception as error:
+        except BaseException as error:
             if self.drive.stopped is not None:
                 raise
             text = f"the outcome is known, but its commit part raised {type(error).__name__}: {error}"
@@ -410,6 +487,15 @@ class Step:
 
     # Small things
 
+    @property
+    def _threads(self) -> Threads:
+        return self.route.threads
+
+    @property
+    def _name(self) -> tuple[int, str]:
+        """Whose handler it is, over all attempts and drives of this runtime."""
+        return self.drive.run.id, self.path
+
     def _new_row(
         self,
         state: StepState,
@@ -441,20 +527,21 @@ class Step:
         return None if self.row is None else Seen(self.row.state, self.row.attempt)
 
     def _key(self, action: Action) -> str:
+        """The operation's key: the one that it was admitted with, if it was."""
+        if self.row is not None and is_lost(self.row) and self.row.key is not None:
+            return self.row.key
         run = self.drive.run
         return action.key if action.key is not None else f"{run.run_id}/{run.generation}/{self.path}"
 
     def _context(self, action: Action, resources: Any) -> StepContext:
-        recorded = self.row.key if self.row is not None and is_lost(self.row) else None
-        route = self.engine.router.route(self.node.type)
         return StepContext(
             run_id=self.drive.run.run_id,
             path=self.path,
-            key=recorded or self._key(action),
+            key=self._key(action),
             attempt=max(self.attempt, 1),
             config=self.engine.config,
             sandbox=self.engine.sandbox,
-            logger=route.logger,
+            logger=self.route.logger,
             resources=resources,
         )
 
@@ -475,10 +562,6 @@ class Step:
 
     def _redact(self, text: str) -> str:
         return self.drive.store.redact(text)
-
-    def _late(self, result: Any, error: BaseException | None) -> None:
-        """A handler that nobody waits for any more has ended: a line of history, never an outcome."""
-        self.drive.note_late(self.path, self.attempt, result, error)
 
     async def _shielded(self, work: Awaitable[Any]) -> None:
         """The last words of a step whose caller was cancelled. If they cannot be written, admitted says the same."""

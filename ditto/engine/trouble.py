@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ditto.engine.outcomes import ErrorRecord
+from ditto.engine.steps import is_lost, lost_reason
 from ditto.errors import DittoError, LimitExceededError, UnknownOutcomeError
-from ditto.store.records import Event, RunEnd, RunRow
+from ditto.store.records import Event, RunEnd, RunRow, StepRow
 from ditto.store.schema import RunStatus
 
 
@@ -26,6 +28,12 @@ class Trouble:
         """Keep the first error."""
         if self.error is None:
             self.error, self.cause = error, cause
+
+    def note_lost(self, rows: Mapping[str, StepRow]) -> None:
+        """What was lost and not settled in this drive is unknown, too."""
+        for path, row in rows.items():
+            if is_lost(row):
+                self.unknown.setdefault(path, lost_reason(row))
 
     def end(self) -> RunEnd:
         """How the run is let go: unknown while an outcome is, and failed once none is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ditto import ResultError, StepError, UnknownOutcomeError
+from ditto import EffectNotMade, ResultError, StepError, UnknownOutcomeError
 from ditto.recovery.job import TERMINAL, Job, JobError, Stage
 from ditto.recovery.profile import Profile
 
@@ -26,7 +26,7 @@ OPERATION_UNCERTAIN: Final = "OPERATION_UNCERTAIN"
 OPERATION_PENDING: Final = "OPERATION_PENDING"
 """Ours: the other side has the operation and has not settled it."""
 OPERATION_NOT_SENT: Final = "OPERATION_NOT_SENT"
-"""Ours: nothing was sent, and sending may succeed later."""
+"""Ours: nothing was done over there, and sending may succeed later."""
 LOOKUP_UNCONFIRMED: Final = "LOOKUP_UNCONFIRMED"
 """Ours: the look-up failed, so nothing was sent."""
 UNSETTLED: Final = frozenset({OPERATION_UNCERTAIN, OPERATION_PENDING, OPERATION_NOT_SENT, LOOKUP_UNCONFIRMED})
@@ -120,6 +120,8 @@ def decide_stage(at: Checkpoint, kind: str, failure: StepError) -> tuple[Stage, 
     What is not settled stays uncertain. A definite failure is `failed` only while nothing stands in the world; else a
     person is to look at it.
     """
+    if isinstance(failure, EffectNotMade):  # sent, and the look-up proves that nothing came of it
+        return Stage.UNCERTAIN, JobError(code=OPERATION_NOT_SENT, message=failure.message, operation=kind)
     error = JobError(code=failure.code, message=failure.message, operation=kind)
     if failure.code in UNSETTLED:
         return Stage.UNCERTAIN, error

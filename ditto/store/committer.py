@@ -239,8 +239,9 @@ class Committer:
             happened = tx.mark is not None and sql.HAS_EVENT(self._db, b_id=tx.mark, b_at=tx.at).fetchone() is not None
         except (sqlite3.Error, StoreError) as unreadable:
             text = (
-                f"{self._location.path}: COMMIT reported {error}, and the file cannot be read ({unreadable}): whether "
-                "the last change is on disk is not known. Run again: it goes on from what is there"
+                f"{self._location.path}: COMMIT reported {error}, and then the file could not be read "
+                f"({unreadable.__cause__ or unreadable}): whether the last change is on disk is not known. "
+                "Run again: it goes on from what is there"
             )
             raise _BatchLostError(StoreError(text, code="store.commit_unknown", retryable=True)) from error
         if not happened:

@@ -45,6 +45,11 @@ class LocalConnections:
             driver.set_authorizer(lambda action, *_details: _authorize(driver, action))
             try:
                 yield connection
+            except Exception as error:
+                if _is_refused(error):
+                    text = "a local handler must not begin, divide or end the transaction, nor ATTACH or use PRAGMA"
+                    raise StoreError(f"{text}: {error}") from error
+                raise
             finally:
                 driver.guarded = False
                 self._close_results()
@@ -75,3 +80,8 @@ class LocalConnections:
 
 def _authorize(driver: Driver, action: int) -> int:
     return sqlite3.SQLITE_DENY if action in _REFUSED or not driver.in_transaction else sqlite3.SQLITE_OK
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the authorizer refused a statement; by SQLAlchemy, or by the driver itself."""
+    return getattr(getattr(error, "orig", error), "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -50,15 +51,26 @@ class Reader:
             query, arguments, waiter = job
             try:
                 result = query(self._db, *arguments)
-            except sqlite3.Error as error:
-                explained = store_error(error, self._location.path)
-                explained.__cause__ = error
-                self._loop.call_soon_threadsafe(_fail, waiter, explained)
             except Exception as error:  # noqa: BLE001 - it is handed to the task that asked
-                self._loop.call_soon_threadsafe(_fail, waiter, error)
+                # Whoever keeps the error keeps its frames, and in them a cursor that would hold a snapshot.
+                traceback.clear_frames(error.__traceback__)
+                self._tell(_fail, waiter, self._explained(error))
             else:
-                self._loop.call_soon_threadsafe(_answer, waiter, result)
+                self._tell(_answer, waiter, result)
         self._db.close()
+
+    def _explained(self, error: Exception) -> Exception:
+        if not isinstance(error, sqlite3.Error):
+            return error
+        explained = store_error(error, self._location.path)
+        explained.__cause__ = error
+        return explained
+
+    def _tell(self, how: Callable[..., None], waiter: asyncio.Future[Any], what: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(how, waiter, what)
+        except RuntimeError:  # the loop was closed meanwhile: nobody is left to tell
+            return
 
 
 def _answer(waiter: asyncio.Future[Any], result: Any) -> None:

@@ -1,7 +1,14 @@
-"""One entry in a process of its own, which a test kills: `python -m … DIRECTORY ENTRY [OPTIONS as JSON]`.
+"""Entries in a process of their own, which a test kills: `python -m … DIRECTORY ACT…`, each act a JSON object.
 
-The folder holds `world.json` (order, faults, requiresApproval). The service and the model live in this process and die
-with it; their files stay. A decision is recorded before the entry where OPTIONS has one. Prints the job, or the error.
+    {"enter": "run_checkpoint", …}  one entry, with its options; prints the outcome
+    {"decide": "approve"}           a decision, if the job is paused
+    {"resolve": "task:prepare", "step": …, …}   a person's decision on a step, with the arguments of runtime.resolve
+    {"hold": …}                     says that it waits, and waits for a line
+
+What the world is like stands in the folder's `world.json`; the service and the model live in this process and die with
+it, unless that file says where they are; their files stay. A model call that is never answered is told by a line. Ends
+with 75 if the last entry was told that another process has the job, with 4 if it was told of an unknown outcome, and
+with 1 if it failed.
 """
 
 from __future__ import annotations
@@ -12,34 +19,69 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
-from ditto import DittoError
+from ditto import DittoError, RunBusyError, UnknownOutcomeError
 from ditto import recovery as entries
-from examples._shared.tools.fulfillment_service import Faults
-from tests.examples.recovery_world import JOB, Order, open_world
+from tests.examples.recovery_domains import Setting
+from tests.examples.recovery_world import JOB, Site, World
+
+FAILED, UNKNOWN, BUSY = 1, 4, 75
 
 
-async def enter(directory: Path, entry: str, options: dict[str, Any]) -> dict[str, Any]:
-    world = json.loads((directory / "world.json").read_text(encoding="utf-8"))
-    faults = Faults.from_json(options.pop("faults", world["faults"]))
-    decision = options.pop("decision", None)
-    create = not (directory / "results" / f"{JOB}.json").exists()
-    async with open_world(
-        directory,
-        Order(**world["order"]),
-        faults=faults,
-        requires_approval=world["requiresApproval"],
-        create=create,
-    ) as opened:
-        if decision is not None and opened.job.stage == "paused":
-            opened.store.decide(JOB, decision, "Ada")
-        try:
-            result = await opened.enter(getattr(entries, entry), **options)
-        except DittoError as error:
-            return {"error": error.code, "type": type(error).__name__, "stage": opened.job.stage}
-        return dict(result.to_json())
+async def perform(directory: Path, acts: list[dict[str, Any]]) -> int:
+    setting, code = Setting.read(directory), 0
+    async with setting.open(directory) as site, anyio.create_task_group() as group:
+        if setting.stalls_first and isinstance(site, World):
+            group.start_soon(tell_of_stall, site)
+        for act in acts:
+            code = await perform_one(site, act)
+        group.cancel_scope.cancel()
+    return code
+
+
+async def tell_of_stall(world: World[Any, Any]) -> None:
+    await world.model.wait_for(stalled=1)
+    say({"stalled": world.model.count})
+
+
+async def perform_one(site: Site[Any], act: dict[str, Any]) -> int:
+    kind, value = next(iter(act.items()))
+    options = {name: given for name, given in act.items() if name != kind}
+    match kind:
+        case "enter":
+            return await enter(site, value, options)
+        case "decide":
+            if site.job.stage == "paused":
+                site.store.decide(JOB, value, "Ada")
+        case "resolve":
+            async with site.runtime() as runtime:
+                await runtime.resolve(value, actor="Ada", reason="seen by the test", **options)
+        case "hold":
+            say({"holds": value})
+            await anyio.to_thread.run_sync(sys.stdin.readline)
+        case _:
+            raise ValueError(f"there is no act {kind}")
+    return 0
+
+
+async def enter(site: Site[Any], entry: str, options: dict[str, Any]) -> int:
+    try:
+        result = await site.enter(getattr(entries, entry), **options)
+    except DittoError as error:
+        steps = list(error.steps) if isinstance(error, UnknownOutcomeError) else []
+        say({"error": error.code, "stage": site.job.stage, "run": error.run_id, "steps": steps})
+        if isinstance(error, RunBusyError):
+            return BUSY
+        return UNKNOWN if isinstance(error, UnknownOutcomeError) else FAILED
+    say({"result": result.to_json(), "stage": site.job.stage})
+    return 0
+
+
+def say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
-    sys.stdout.write(json.dumps(anyio.run(enter, Path(sys.argv[1]), sys.argv[2], given)) + "\n")
+    sys.exit(anyio.run(perform, Path(sys.argv[1]), [json.loads(act) for act in sys.argv[2:]]))

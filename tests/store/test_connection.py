@@ -345,6 +345,40 @@ def test_i12_many_processes_and_threads_open_one_new_path_at_once(
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+OPEN_AND_BE_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ditto.store.connection import Location, open_store
+
+folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
+for turn in range(rounds):
+    path, listen, children = folder / str(turn) / "ditto.db", os.pipe(), []
+    for number in range(8):
+        child = os.fork()
+        if child == 0:
+            os.read(listen[0], 1)
+            open_store(Location(path))
+            os._exit(0)
+        children.append(child)
+    os.write(listen[1], b"x" * 8)
+    for child in children[turn % 4 :: 2]: os.kill(child, signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(sorted(set(codes) - {0, -signal.SIGKILL}), open_store(Location(path)), flush=True)
+"""
+
+
+def test_i12_processes_killed_while_they_open_a_new_path_leave_no_trouble(
+    tmp_path: Path, start_child: StartChild
+) -> None:
+    code, said = start_child(OPEN_AND_BE_KILLED, tmp_path, 12).end()
+    assert code == 0
+    for turn in range(12):
+        path = tmp_path / str(turn) / "ditto.db"
+        assert said[turn] == f"[] {open_store(Location(path))}"
+        with closing(connect(Location(path))) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
 OPEN_AND_CLOSE = """
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1], isolation_level=None)

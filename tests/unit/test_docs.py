@@ -20,12 +20,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -135,9 +137,21 @@ def run_page(page: Path, folder: Path) -> None:
             assert_printed(printed, block.text, where)
 
 
+@pytest.fixture(scope="module")
+def stories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, Future[None]]]:
+    """The pages that are asked for, told at the same time: most of a program's time goes into its start."""
+    chosen = {spec.params.get("page") for item in request.session.items if (spec := getattr(item, "callspec", None))}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        yield {
+            page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem)) for page in PAGES if page in chosen
+        }
+
+
 @pages
-def test_programs_run_as_they_are_shown(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+def test_programs_run_as_they_are_shown(page: Path, stories: dict[Path, Future[None]]) -> None:
+    stories[page].result()
 
 
 @pages
@@ -218,7 +232,7 @@ def rows(text: str) -> list[list[str]]:
 
 def default_text(value: Any) -> str:
     """A default as the reference shows it."""
-    if value is Ellipsis or "factory" in repr(value):
+    if value is Ellipsis or callable(value) or "factory" in repr(value):
         return "…"
     if value is os.environ:
         return "os.environ"
@@ -233,7 +247,7 @@ def signature_text(name: str, function: Any) -> str:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown and not any(s.startswith("*") for s in shown):
             shown.append("*")
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
         default = "" if parameter.default is parameter.empty else f"={default_text(parameter.default)}"
         shown.append(f"{stars}{parameter.name}{default}")
     return f"`{name}({', '.join(shown)})`"
@@ -241,6 +255,9 @@ def signature_text(name: str, function: Any) -> str:
 
 _MADE_ELSEWHERE: Final = {"Node", "Runtime", "StepContext", "Outcome", "WorkerSetup"}
 """Classes that users are given, and do not construct."""
+
+_FOR_THE_ENGINE: Final = {"Items.loaded", "Items.over", "Loop.choose", "Node.plan_step", "Retry.delay_s"}
+"""Methods of public classes that users have no use for."""
 
 
 def signatures() -> Iterator[str]:
@@ -255,7 +272,8 @@ def signatures() -> Iterator[str]:
             yield signature_text(name, public)
         for method, function in vars(public).items():
             function = getattr(function, "__func__", function)
-            if inspect.isfunction(function) and not method.startswith("_"):
+            for_users = not method.startswith("_") and f"{name}.{method}" not in _FOR_THE_ENGINE
+            if inspect.isfunction(function) and for_users:
                 yield signature_text(f"{name}.{method}", function)
 
 
@@ -284,6 +302,13 @@ def test_every_field_of_a_contract_is_in_its_row() -> None:
                 assert f"`{field}`" in by_name[name], f"{name}.{field} is not in its row"
 
 
+def test_every_field_of_a_node_types_input_is_in_its_row() -> None:
+    takes = {cells[0].strip("`"): cells[2] for cells in rows(read("reference/api.md")) if len(cells) == 4}
+    takes["INTERACTION.OBSERVE"] = takes["INTERACTION.ACT.TOOL"]
+    for name, node_type in NODE_TYPES.items():
+        assert set(re.findall(r"`(\w+)`", takes[name])) == set(node_type.input.model_fields), name
+
+
 def subclasses(cls: type[ditto.DittoError]) -> Iterator[type[ditto.DittoError]]:
     for each in cls.__subclasses__():
         yield each
@@ -292,10 +317,11 @@ def subclasses(cls: type[ditto.DittoError]) -> Iterator[type[ditto.DittoError]]:
 
 def test_every_error_and_its_code_is_documented() -> None:
     text = read("reference/errors.md")
-    known = [cls for cls in subclasses(ditto.DittoError) if cls.__module__.startswith("ditto.") and cls.__name__[0] != "_"]
-    assert len(known) > 25
-    for cls in [ditto.DittoError, *known]:
-        if ".testing" not in cls.__module__:
+    known: list[type[ditto.DittoError]] = [ditto.DittoError, *subclasses(ditto.DittoError)]
+    documented = [cls for cls in known if cls.__module__.startswith("ditto.") and "testing" not in cls.__module__]
+    assert len(documented) > 25
+    for cls in documented:
+        if not cls.__name__.startswith("_"):
             assert f"`{cls.__name__}`" in text, cls
             assert f"`{cls.default_code}`" in text, cls
 
@@ -333,7 +359,7 @@ def event_kinds() -> set[str]:
 
 
 def test_every_kind_of_event_is_documented() -> None:
-    documented = {cells[0].strip("`") for cells in rows(read("reference/events.md"))[0:] if cells[0].startswith("`")}
+    documented = {cells[0].strip("`") for cells in rows(read("reference/events.md")) if cells[0].startswith("`")}
     assert documented == event_kinds()
 
 
@@ -364,15 +390,16 @@ def test_every_effect_class_is_documented() -> None:
 
 def test_every_verb_and_option_of_the_command_is_documented() -> None:
     text = read("reference/cli.md")
-    for command in app.registered_commands:
-        assert command.callback is not None
-        section = text.partition(f"\n### `ditto {command.name}")[2].partition("\n###")[0]
-        assert section, f"ditto {command.name} has no section"
-        for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
-            for declared in getattr(parameter.annotation, "__metadata__", ()):
-                for option in getattr(declared, "param_decls", None) or ():
-                    if option not in ("--store", "--json"):
-                        assert f"`{option}" in section, f"ditto {command.name}: {option}"
+    command: Any = typer.main.get_command(app)
+    documented = set(re.findall(r"^### `ditto (\w+)", text, re.MULTILINE))
+    assert documented == set(command.commands)
+    for name, verb in command.commands.items():
+        section = text.partition(f"\n### `ditto {name}")[2].partition("\n###")[0]
+        options = {option for parameter in verb.params for option in parameter.opts if option.startswith("--")}
+        for option in options - {"--store", "--json", "--help"}:
+            assert re.search(rf"`{option}[ `]", section), f"ditto {name}: {option}"
+        named = set(re.findall(r"`(--[a-z-]+)", section))
+        assert not named - options, f"ditto {name} has no {named - options}"
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
