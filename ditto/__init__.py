@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ditto.config import Config, Endpoint, load_config
+from ditto.config import Config, Endpoint, load_config, load_dotenv_file
 from ditto.contracts import (
     Context,
     ContextItem,
@@ -56,6 +56,7 @@ from ditto.errors import (
 from ditto.graph import Graph, Node, Retry
 from ditto.items import Items
 from ditto.loop import Loop
+from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
 from ditto.worker import Action, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
@@ -80,8 +81,10 @@ __all__ = [
     "EffectNotMade",
     "EffectRejected",
     "Endpoint",
+    "EventInfo",
     "ExternalResult",
     "Graph",
+    "Health",
     "InvalidValueError",
     "Items",
     "Json",
@@ -97,6 +100,7 @@ __all__ = [
     "Outcome",
     "OutputError",
     "Pending",
+    "Recovered",
     "Rejected",
     "ReplayMismatchError",
     "ResultError",
@@ -105,13 +109,16 @@ __all__ = [
     "RunBusyError",
     "RunCancelledError",
     "RunConflictError",
+    "RunInfo",
     "RunNotFoundError",
+    "RunSummary",
     "Runtime",
     "Sample",
     "Sandbox",
     "SandboxDenied",
     "StepContext",
     "StepError",
+    "StepInfo",
     "StepTimeoutError",
     "StoreBusyError",
     "StoreClosedError",
@@ -131,6 +138,7 @@ __all__ = [
     "WorkerSetup",
     "create_ditto",
     "load_config",
+    "load_dotenv_file",
 ]
 
 _LAZY = ("Runtime", "create_ditto")

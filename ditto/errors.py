@@ -22,8 +22,8 @@
     ├── ReplayMismatchError         a Flow asked for something other than what is recorded
     └── StepError                   a step failed
         ├── EffectNotMade           nothing happened in the world; may be tried again
+        │   └── SandboxDenied       the sandbox said no, before anything was attempted
         ├── EffectRejected          the other side said no; final
-        │   └── SandboxDenied       the sandbox said no; final
         ├── StepTimeoutError        the step missed its deadline
         ├── OutputError             the effect was made, but its result cannot be used
         └── ToolError               a tool's own classified error
@@ -220,21 +220,60 @@ class StepError(DittoError):
 
 
 class EffectNotMade(StepError):
-    """Raised by a handler: nothing happened in the world, and trying again is safe."""
+    """Raised by a handler: nothing happened in the world, and trying again is safe.
+
+    `retryable=False` says that trying again would come to the same. `retry_after_s` is how long the other side asks to
+    wait first.
+    """
 
     default_code = "effect.not_made"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retryable: bool = True,
+        run_id: str | None = None,
+        step: str | None = None,
+        error_type: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, code=code, retryable=retryable, run_id=run_id, step=step, error_type=error_type)
+        self.retry_after_s = retry_after_s
+
+
+class SandboxDenied(EffectNotMade):
+    """The sandbox does not allow it. Nothing was attempted; allow it in the configuration, and reopen the run."""
+
+    default_code = "sandbox.denied"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retryable: bool = False,
+        run_id: str | None = None,
+        step: str | None = None,
+        error_type: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            message,
+            code=code,
+            retryable=retryable,
+            run_id=run_id,
+            step=step,
+            error_type=error_type,
+            retry_after_s=retry_after_s,
+        )
 
 
 class EffectRejected(StepError):
     """Raised by a handler: the other side refused for good, and nothing happened in the world."""
 
     default_code = "effect.rejected"
-
-
-class SandboxDenied(EffectRejected):
-    """The sandbox does not allow it. Nothing was attempted."""
-
-    default_code = "sandbox.denied"
 
 
 class StepTimeoutError(StepError):

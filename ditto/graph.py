@@ -88,6 +88,8 @@ class Node:
     effect: EffectDeclaration | None = None
     key: Callable[[Any], str] | None = None
     lookup: Callable[..., Any] | None = None
+    absence_is_final: bool = False
+    absence_grace_s: float = 0.0
     record: Record | None = None
     takes_context: bool = False
 
@@ -109,6 +111,8 @@ class Node:
             recorded=lambda: arguments,
             key=self.key(arguments) if self.key else None,
             lookup=(lambda key, ctx: lookup(key, arguments, ctx)) if lookup else None,
+            absence_is_final=self.absence_is_final,
+            absence_grace_s=self.absence_grace_s,
             record=self.record,
         )
 
@@ -178,6 +182,8 @@ class Graph:
         timeout_s: float | None = None,
         key: Callable[[Any], str] | None = None,
         lookup: Callable[..., Any] | None = None,
+        absence_is_final: bool = False,
+        absence_grace_s: float = 0.0,
         record: Record | None = None,
         version: str = "1",
     ) -> Graph:
@@ -191,9 +197,9 @@ class Graph:
         names = self._names(name, function, after, "the step's function", "ctx")
         if effect == EffectClass.LOCAL:
             require_sync(function, owner=owner, role="a local step's function")
-            if timeout_s is not None:
+            if timeout_s is not None or retry is not None:
                 raise DefinitionError(
-                    f"{owner}: a local step has no timeout_s: it runs inside a transaction, to its end"
+                    f"{owner}: a local step takes no timeout_s and no retry: it runs inside a transaction, to its end"
                 )
         require_sync(key, owner=owner, role="key")
         require_sync(record, owner=owner, role="record")
@@ -214,6 +220,8 @@ class Graph:
                 effect=check_effect(effect, owner=owner),
                 key=key,
                 lookup=lookup,
+                absence_is_final=absence_is_final,
+                absence_grace_s=absence_grace_s,
                 record=record,
                 takes_context="ctx" in names,
             ),

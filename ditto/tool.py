@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 
 from ditto.contracts import Json
+from ditto.contracts.contract import refuse_secrets
 from ditto.effects import EffectClass, EffectDeclaration, check_effect
 from ditto.errors import DefinitionError
 from ditto.signatures import require_sync, takes_context
@@ -62,6 +63,9 @@ class Tool:
             raise DefinitionError(
                 f"tool {self.name!r}: a name is 1 to 128 of letters, digits, '_', '-' and '.', first no digit"
             )
+        for schema in (self.input_schema, self.output_schema):
+            if isinstance(schema, type):
+                refuse_secrets(schema, owner=owner)
         check_effect(self.effect, owner=owner)
         takes_context(self.handler, owner=owner)
         require_sync(self.key, owner=owner, role="key")

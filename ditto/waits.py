@@ -48,7 +48,7 @@ class Wait:
 
 def check_seconds(seconds: float, *, owner: str) -> float:
     """A duration from 0 to a hundred years. Raises DefinitionError for a negative one, NaN, or more."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds):
+    if type(seconds) not in (int, float) or math.isnan(seconds):
         raise DefinitionError(f"{owner}: {seconds!r} is no duration in seconds")
     if not 0 <= seconds <= SECONDS_MAX:
         raise DefinitionError(f"{owner}: a duration is 0 to {SECONDS_MAX:.0f} s, not {seconds}")

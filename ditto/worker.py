@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
 from ditto.contracts import NODE_TYPES, RESERVED_FAMILIES
+from ditto.contracts.contract import refuse_secrets
 from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
 from ditto.errors import DefinitionError
 from ditto.signatures import is_async, require_sync, takes_context
@@ -46,6 +47,7 @@ class StepContext:
     """What the worker's `resources` factory opened, once per runtime."""
     _connection: Connection | None = None
     not_made_reason: str | None = None
+    _partial: Callable[[str, str], None] | None = None
 
     @property
     def connection(self) -> Connection:
@@ -57,6 +59,15 @@ class StepContext:
     def not_made(self, reason: str) -> None:
         """Say, before a cancellation is let through, that nothing was sent: the outcome is then known, not unknown."""
         self.not_made_reason = reason
+
+    def partial(self, text: str, *, kind: Literal["text", "reasoning"] = "text") -> None:
+        """Show the next piece of an answer that is still coming. It is provisional: the outcome is what counts.
+
+        The pieces of one kind, put together, are a beginning of what the outcome will hold. Does nothing where nobody
+        can be listening.
+        """
+        if self._partial is not None:
+            self._partial(text, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,6 @@ class NodeHandler:
     type: str
     plan: Plan
     input: Model | None = None
-    version: str = "1"
     local_databases: tuple[tuple[str, Path], ...] = ()
     """Tools of class `local` and the database each one names, checked when the runtime starts."""
 
@@ -171,7 +181,6 @@ class Worker:
         absence_grace_s: float = 0.0,
         record: Record | None = None,
         timeout_s: float | None = None,
-        version: str = "1",
     ) -> Worker:
         """A Worker that also carries out the node type `type` by `handler(arguments)` or `handler(arguments, ctx)`.
 
@@ -182,6 +191,9 @@ class Worker:
         owner = f"node type {type}"
         if type.split(".")[0] in RESERVED_FAMILIES:
             raise DefinitionError(f"{owner}: the families {', '.join(RESERVED_FAMILIES)} belong to ditto's own workers")
+        for model in (input, output):
+            if model is not None:
+                refuse_secrets(model, owner=owner)
         declared = check_effect(effect, owner=owner)
         with_context = takes_context(handler, owner=owner)
         handler_is_async = is_async(handler)
@@ -205,7 +217,7 @@ class Worker:
                 output=output,
             )
 
-        return self.with_handler(NodeHandler(type=type, plan=plan, input=input, version=version))
+        return self.with_handler(NodeHandler(type=type, plan=plan, input=input))
 
     def with_handler(self, handler: NodeHandler) -> Worker:
         """A Worker that also has this handler; for workers that plan their own Actions."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ditto.contracts.contract import Contract
+from ditto.contracts.contract import Contract, Json
 from ditto.contracts.messages import Message, ToolOffer
 from ditto.contracts.model import ModelRef
 
@@ -24,6 +24,8 @@ class SampleInput(Contract):
     stop: tuple[str, ...] = ()
     response_schema: dict[str, object] | None = None
     """The JSON Schema that the answer's text is asked to follow; None asks for plain text."""
+    stream: bool = False
+    """Whether the answer is asked for in pieces, which are shown as they come. The Sample is the same."""
 
 
 class Usage(Contract):
@@ -45,3 +47,6 @@ class Sample(Contract):
     model: str | None = None
     """The model that the provider says it used."""
     response_id: str | None = None
+    raw: dict[str, Json] = Field(default_factory=dict)
+    """What the provider said and no other field holds: `finish_reason`, its own word where that is another one;
+    `prompt_filter_results`; `system_fingerprint`; `refusal`, where there is text beside it."""

@@ -22,7 +22,7 @@ LAYERS = [
     ["complaints", "secrets", "effects", "signatures", "contracts"],
     ["sandbox", "config", "config_yaml"],
     ["items"],
-    ["worker", "tool"],
+    ["worker", "tool", "waits"],
     ["graph", "loop"],
     ["runs"],
     ["store"],
@@ -182,10 +182,11 @@ def test_importing_an_example_does_no_work() -> None:
 
 PUBLIC_NAMES = """
 Absent Action Committed Config ConfigError Context ContextItem Contract DefinitionError DittoError EffectClass
-EffectNotMade EffectRejected Endpoint ExternalResult Graph InvalidValueError Items Json LimitExceededError LookupResult Loop
-Many Message ModelRef NewItem Node NodeHandler Outcome OutputError Pending Rejected ReplayMismatchError ResultError
-Retry RunBlockedError RunBusyError RunCancelledError RunConflictError RunNotFoundError Runtime Sample Sandbox
-SandboxDenied StepContext StepError StepTimeoutError StoreBusyError StoreClosedError StoreDamagedError StoreError
-StoreForeignError StoreFullError StoreSchemaError Tool ToolCall ToolError ToolOffer TransitionRefusedError
-UnknownOutcomeError Usage Worker WorkerSetup create_ditto load_config
+EffectNotMade EffectRejected Endpoint EventInfo ExternalResult Graph Health InvalidValueError Items Json
+LimitExceededError LookupResult Loop Many Message ModelRef NewItem Node NodeHandler Outcome OutputError Pending
+Recovered Rejected ReplayMismatchError ResultError Retry RunBlockedError RunBusyError RunCancelledError
+RunConflictError RunInfo RunNotFoundError RunSummary Runtime Sample Sandbox SandboxDenied StepContext StepError
+StepInfo StepTimeoutError StoreBusyError StoreClosedError StoreDamagedError StoreError StoreForeignError
+StoreFullError StoreSchemaError Tool ToolCall ToolError ToolOffer TransitionRefusedError UnknownOutcomeError Usage
+Worker WorkerSetup create_ditto load_config load_dotenv_file
 """.split()
