@@ -226,6 +226,10 @@ class ProviderConfig(_Section):
     timeout_s: Annotated[float, Field(gt=0, le=24 * HOUR_S)] = 120.0
     """How long one call may take, in seconds; up to a day."""
 
+    idle_timeout_s: Annotated[float, Field(gt=0, le=24 * HOUR_S)] = 60.0
+    """How long a streamed answer that has begun may be silent, in seconds; up to a day. Any byte breaks the silence,
+    a keep-alive comment too; `timeout_s` goes on regardless."""
+
     usage_in_stream: bool = True
     """Whether a streamed request asks for the usage at its end; false for servers that refuse the question."""
 

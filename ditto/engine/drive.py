@@ -132,15 +132,18 @@ class Drive:
     async def run_local(self, path: str, handler: LocalHandler, *, seen: Seen | None, end: RunEnd | None) -> StepRow:
         """Run a `local` handler in the transaction that commits its step. What it raises undoes all of it."""
         written: list[StepRow] = []
+        events: list[Event] = []
 
         def run_handler(tx: Transaction) -> None:
             with self._timed(path), self.store.local.inside(self.store.committer.driver) as connection:
                 row, event = handler(connection)
-            self._write_step(row, event, seen)(tx)
-            written[:] = [row]
+            written[:], events[:] = [row], [event]
+
+        def write(tx: Transaction) -> None:
+            self._write_step(written[0], events[0], seen)(tx)
 
         guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), ())  # noqa: E731
-        await self._commit([guard, _users(run_handler)], written, end, alone=True, path=path)
+        await self._commit([guard, _users(run_handler), write], written, end, alone=True, path=path)
         return written[0]
 
     # Transitions of the run

@@ -6,6 +6,7 @@ at `Process`. A test waits for what a program says, or for its end, never for ti
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -13,6 +14,8 @@ import runpy
 import signal
 import socket
 import sys
+from collections.abc import Iterable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +23,9 @@ from tests.examples import recovery_facts
 
 PATIENCE_S: Final = 120
 """After this long without a word the test fails, rather than wait for ever."""
+
+ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+"""For programs that are to find what we find."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -41,6 +47,7 @@ class Process:
         ours, theirs = socket.socketpair()
         ours.settimeout(PATIENCE_S)
         given = [str(argument) for argument in arguments]
+        _start_server()
         self._process = _context.Process(target=_run_module, args=(theirs, module, given), daemon=True)
         self._process.start()
         theirs.close()
@@ -96,6 +103,27 @@ def do_acts(directory: Path, *acts: dict[str, Any], code: int = 0) -> list[dict[
     ended, lines = start_acts(directory, *acts).end()
     assert ended == code, lines
     return [json.loads(line) for line in lines]
+
+
+def audit_all(domain: str, folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """What one fresh process finds in each of the folders."""
+    code, lines = Process("tests.examples.recovery_audit", domain, *folders).end()
+    assert code == 0, "the audit failed"
+    return [json.loads(line) for line in lines]
+
+
+@functools.cache
+def _start_server() -> None:
+    """Start what the processes are forked from, with our path: multiprocessing would not tell it before it imports."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = ENVIRONMENT["PYTHONPATH"]
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _run_module(talk: socket.socket, module: str, arguments: list[str]) -> None:

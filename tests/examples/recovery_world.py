@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +19,7 @@ from examples._shared.tools.fulfillment_service import Faults, FulfillmentServic
 from examples._shared.tools.recovery_store import RecoveryStore
 from tests.examples import recovery_facts
 from tests.examples.recovery_model import CONFIG, MODEL, default_script
-from tests.examples.recovery_processes import Process
+from tests.examples.recovery_processes import audit_all
 
 JOB: Final = "task"
 INPUT: Final = RecoveryInput(id=JOB, model=MODEL)
@@ -170,9 +169,7 @@ def audit(directory: Path, order: Order, *, killed: bool = False) -> Audit:
 
 def examine(domain: str, directory: Path, *, killed: bool = False) -> Audit:
     """What a fresh process finds, of whichever domain the job is."""
-    code, lines = Process("tests.examples.recovery_audit", domain, directory).end()
-    assert code == 0, "the audit failed"
-    return read_finding(json.loads(lines[0]), killed=killed)
+    return read_finding(audit_all(domain, [directory])[0], killed=killed)
 
 
 def read_finding(found: dict[str, Any], *, killed: bool = False) -> Audit:

@@ -20,9 +20,8 @@ import pytest
 from ditto.recovery import run_checkpoint
 from examples._shared.tools.fulfillment_service import Faults, FulfillmentService
 from tests.examples.recovery_domains import Setting
-from tests.examples.recovery_processes import Process, do_acts, start_acts
+from tests.examples.recovery_processes import ENVIRONMENT, Process, do_acts, start_acts
 from tests.examples.recovery_world import JOB, Order, audit, open_world
-from tests.processes import ROOT
 
 TO_THE_END = {"enter": "run_checkpoint"}
 TO_RESERVED = {"enter": "run_checkpoint", "stop_after": "reserved"}
@@ -206,7 +205,7 @@ async def test_case_26_a_command_is_told_that_another_process_has_the_job(tmp_pa
     async with open_world(tmp_path, order, faults=faults) as world, anyio.create_task_group() as group:
         group.start_soon(world.enter, run_checkpoint)
         await world.service.recorded("task-reserve")
-        done = await anyio.run_process(command, cwd=ROOT, check=False)
+        done = await anyio.run_process(command, env=ENVIRONMENT, check=False)
         world.service.faults = Faults()
     assert done.returncode == 75
     assert json.loads(done.stdout)["checkpoint"]["stage"] == "prepared"

@@ -292,16 +292,12 @@ async def test_e07_a_cancellation_while_a_commit_fails_believes_the_record(
     for at in range(1, 1000):
         path, world = tmp_path / str(at) / "ditto.db", World()
         async with create_ditto(store=path, workers=[world.worker()]) as runtime:
-            work: CancelAt
+            # Every commit from the moment of the cancellation on fails.
+            work = CancelAt(runtime.run(FLOW, id="run"), at, before=lambda: faults.arm(fault, 1, until=10_000))
 
-            async def run() -> Any:
+            async def run(work: CancelAt = work) -> Any:
                 return await work
 
-            # Every commit from the moment of the cancellation on fails.
-            def cancelling(path: Path = path) -> None:
-                faults.arm(fault, 1, until=10_000)
-
-            work = CancelAt(runtime.run(FLOW, id="run"), at, before=cancelling)
             task = asyncio.ensure_future(run())
             await asyncio.wait([task])
             faults.disarm()

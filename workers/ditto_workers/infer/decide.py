@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from ditto import Sample
-from ditto_workers.infer.completion import ImproperAnswer, read_completion
+from ditto import OutputError, Sample
+from ditto_workers.infer.completion import ImproperAnswer, error_in, read_completion
 from ditto_workers.infer.endings import (
     ANSWER_LOST_STATUSES,
     ProviderRefused,
     ResponseLost,
     invalid_answer,
+    lost_answer,
     retry_after_s,
 )
 from ditto_workers.infer.exchange import Received
+from ditto_workers.infer.stream import Stream
 from ditto_workers.surrogates import repair
 
 _MESSAGE_CHARS_MAX: Final = 300
@@ -27,6 +30,7 @@ _CODE_CHARS_MAX: Final = 64
 _TRANSIENT_WORD: Final = re.compile(
     "rate_?limit|overload|unavailable|server_?error|internal|busy|try_?again", re.IGNORECASE
 )
+_STREAM_LINE: Final = re.compile("(data|event|id|retry)?:")
 _LOST_WORD: Final = re.compile("time_?(d_?)?out", re.IGNORECASE)
 
 
@@ -38,8 +42,13 @@ class Answer:
     repaired: bool
 
 
-def decide_ending(received: Received, *, kind: str, max_bytes: int, now: datetime) -> Answer:
-    """The answer. Raises ProviderRefused, ResponseLost or OutputError; see `endings.py`."""
+def decide_ending(
+    received: Received, *, kind: str, max_bytes: int, now: datetime, stream: Stream | None = None
+) -> Answer:
+    """The answer. Raises ProviderRefused, ResponseLost or OutputError; see `endings.py`.
+
+    `stream` has heard the answer that was asked for as a stream; the answer need not have come as one.
+    """
     status = received.status
     if status in ANSWER_LOST_STATUSES:
         raise ResponseLost(
@@ -53,29 +62,62 @@ def decide_ending(received: Received, *, kind: str, max_bytes: int, now: datetim
         )
     if status >= 400:
         raise _refusal(received, now)
-    return _decide_success(received, kind, max_bytes, now)
-
-
-def _decide_success(received: Received, kind: str, max_bytes: int, now: datetime) -> Answer:
-    text = _text(received)
-    kept = {"status": received.status, "content_type": _content_type(received), "body": text}
     if received.over_limit:
-        raise invalid_answer(
+        raise _improper(
+            received,
             f"the answer of {received.url} is longer than {max_bytes} bytes; raise workers.infer.response_max_bytes, "
             "or ask for less",
-            kept=kept,
         )
-    document = _document(received, text)
+    if stream is not None and _came_as_stream(received, stream):
+        return _decide_stream(received, stream, kind, now)
+    if received.cut is not None:
+        raise lost_answer(received.url, received.cut)
+    return _decide_document(received, kind, now, "JSON" if stream is None else "a stream of events, or JSON,")
+
+
+def _decide_document(received: Received, kind: str, now: datetime, expected: str) -> Answer:
+    document = _document(received, _text(received))
     if document is None:
-        raise invalid_answer(_no_json(received, text), kept=kept)
-    document, repaired = repair(document)
-    error = _error_in(document)
+        raise _improper(received, _no_json(received, expected))
+    error = error_in(document)
     if error is not None:
         raise _refusal_in_body(received, error, now)
+    return _read(received, document, kind)
+
+
+def _decide_stream(received: Received, stream: Stream, kind: str, now: datetime) -> Answer:
+    if stream.error is not None:
+        raise _refusal_in_body(received, stream.error, now)
+    if not stream.has_end:
+        reason = "its stream cannot be decompressed" if received.undecodable else received.cut
+        raise lost_answer(received.url, reason or "its stream stops without a finish reason and without an end mark")
+    if stream.problem is not None:
+        raise _improper(received, f"{received.url} answered, but not properly: {stream.problem}")
+    return _read(received, stream.document(), kind)
+
+
+def _came_as_stream(received: Received, stream: Stream) -> bool:
+    """Whether this is a stream, be it cut before its first event, and no page or document in place of it."""
+    text = _text(received).lstrip()
+    if stream.has_begun or _STREAM_LINE.match(text):
+        return True
+    return _content_type(received) == "text/event-stream" and not text.startswith(("<", "{", "["))
+
+
+def _read(received: Received, document: dict[str, Any], kind: str) -> Answer:
     try:
-        return Answer(read_completion(document, kind=kind), repaired or not _is_utf8(received.body))
+        whole, repaired = repair(document)
+        return Answer(read_completion(whole, kind=kind), repaired or not _is_utf8(received.body))
     except ImproperAnswer as improper:
-        raise invalid_answer(f"{received.url} answered, but not properly: {improper}", kept=kept) from None
+        problem = str(improper)
+    except RecursionError:
+        problem = "it is nested too deep"
+    raise _improper(received, f"{received.url} answered, but not properly: {problem}")
+
+
+def _improper(received: Received, message: str) -> OutputError:
+    kept = {"status": received.status, "content_type": _content_type(received), "body": _text(received)}
+    return invalid_answer(message, kept=kept)
 
 
 def _document(received: Received, text: str) -> dict[str, Any] | None:
@@ -92,11 +134,12 @@ def _document(received: Received, text: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _no_json(received: Received, text: str) -> str:
+def _no_json(received: Received, expected: str) -> str:
     got = "data that cannot be decompressed" if received.undecodable else _content_type(received) or "no content type"
-    start = " ".join(text[:_START_CHARS_MAX].split())
+    start = " ".join(_text(received)[:_START_CHARS_MAX].split())
     return (
-        f"expected JSON from {received.url}, got {got}: {start!r}. Check the provider's base_url{_hint(received.url)}"
+        f"expected {expected} from {received.url}, got {got}: {start!r}. Check the provider's base_url"
+        f"{_hint(received.url)}"
     )
 
 
@@ -142,13 +185,6 @@ def _is_transient(status: int) -> bool:
     return status == 429 or status >= 500
 
 
-def _error_in(document: dict[str, Any]) -> Any:
-    """The error that a document reports, at its top or in its first choice; None if it reports none."""
-    choices = document.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    return document.get("error") or first.get("error") or None
-
-
 def _message_of(document: Any) -> str:
     """The provider's own words in an error document, cut."""
     error = document.get("error") or document if isinstance(document, dict) else document
@@ -173,7 +209,7 @@ def _text(received: Received) -> str:
 
 def _is_utf8(body: bytes) -> bool:
     try:
-        body.decode()
+        codecs.getincrementaldecoder("utf-8")().decode(body)  # a stream may have been left in the middle of a character
     except UnicodeDecodeError:
         return False
     return True

@@ -3,6 +3,9 @@
 ProviderRefused   it said no, or nothing was sent: nothing is decided, it may be asked again
 ResponseLost      the request was sent and the answer is lost: it may have been made, and billed
 (OutputError)     it answered, but not properly
+
+A stream ends properly by a finish reason or by its end mark. One that ends by neither is lost, whatever was in it; one
+that ends, but is not proper, is an OutputError; and an error in it is the provider's no, whatever came before.
 """
 
 from __future__ import annotations
@@ -55,6 +58,13 @@ class ProviderRefused(EffectNotMade):
 
 class ResponseLost(Exception):
     """The request was sent, and no complete answer came back. Asking again may cost a second answer."""
+
+
+def lost_answer(url: str, reason: str) -> ResponseLost:
+    """The error of an answer that did not come, or not as a whole."""
+    return ResponseLost(
+        f"the request to {url} was sent and its answer is lost ({reason}); the model may have answered, and billed"
+    )
 
 
 def invalid_answer(message: str, *, kept: dict[str, Any]) -> OutputError:

@@ -15,6 +15,7 @@ from ditto.contracts import SampleInput
 from ditto_workers.infer.decide import decide_ending
 from ditto_workers.infer.exchange import exchange
 from ditto_workers.infer.request import build_request
+from ditto_workers.infer.stream import Stream
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -47,14 +48,17 @@ class OpenAIProvider:
         """One complete answer. Ends as `ditto_workers.infer.provider` says."""
         settings = ctx.config.provider(request.model.provider)
         max_bytes = ctx.config.workers.infer.response_max_bytes
+        stream = Stream(ctx.partial) if request.stream else None
         received = await exchange(
             self._client,
             self._request(request, ctx.config),
             timeout_s=settings.timeout_s,
             max_bytes=max_bytes,
             not_made=ctx.not_made,
+            listener=stream,
+            idle_timeout_s=settings.idle_timeout_s,
         )
-        answer = decide_ending(received, kind=settings.kind, max_bytes=max_bytes, now=self._now())
+        answer = decide_ending(received, kind=settings.kind, max_bytes=max_bytes, now=self._now(), stream=stream)
         if answer.repaired:
             ctx.logger.warning(
                 "%s: the answer of %s held broken characters; they are U+FFFD now", ctx.path, request.model
@@ -68,7 +72,7 @@ class OpenAIProvider:
             "POST",
             endpoint.url("chat/completions"),
             content=_encoded(build_request(request, settings)),
-            headers=_headers(endpoint),
+            headers=_headers(endpoint, stream=request.stream),
             timeout=httpx.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_TIMEOUT_S)),
         )
 
@@ -90,8 +94,9 @@ def _encoded(body: dict[str, Any]) -> bytes:
         ) from None
 
 
-def _headers(endpoint: Endpoint) -> dict[str, str]:
-    headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
+def _headers(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
+    accepted = "text/event-stream, application/json" if stream else "application/json"
+    headers = {"content-type": "application/json", "accept": accepted, "accept-encoding": "identity"}
     if endpoint.api_key is not None:
         headers["authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
     headers.update({name.lower(): value.get_secret_value() for name, value in endpoint.headers.items()})

@@ -32,6 +32,10 @@ def build_request(request: SampleInput, provider_config: ProviderConfig) -> dict
         body[provider_config.max_tokens_field] = request.max_tokens
     if request.stop:
         body["stop"] = list(request.stop)
+    if request.stream:
+        body["stream"] = True
+        if provider_config.usage_in_stream:
+            body["stream_options"] = {"include_usage": True}
     if request.response_schema is not None:
         body["response_format"] = {
             "type": "json_schema",
