@@ -476,7 +476,8 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             if isinstance(error, TransitionRefusedError):
                 error = await drive.explain(error)
-            if not isinstance(error, RunBusyError | RunCancelledError):  # else it is not ours to let go of
+            # What is not ours any more, and what has ended in the same instant, is not ours to let go of.
+            if not drive.ended and not isinstance(error, RunBusyError | RunCancelledError):
                 await self._let_go(drive, trouble)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id

@@ -197,11 +197,11 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
             await _let_go(store, fence)
         raise
     drive = Drive(store, run, fence, rows)
-    keeps_error = run.error is not None and run.status in (RunStatus.UNKNOWN, RunStatus.RUNNING)
+    kept = None if run.status in REOPENABLE else run.error
     return Opened(
         drive,
         None if state is None else LoopState(run.iteration, state),
-        ErrorRecord.from_text(run.error) if keeps_error and run.error is not None else None,
+        None if kept is None else ErrorRecord.from_text(kept),
     )
 
 

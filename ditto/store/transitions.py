@@ -27,7 +27,7 @@ from ditto.errors import TransitionRefusedError
 from ditto.items import Items, Kept
 from ditto.store import statements as sql
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import RunStatus, StepState
+from ditto.store.schema import REOPENABLE, RunStatus, StepState
 from ditto.store.values import GROWING, Growing, Stored, digest
 
 EVENT_ID_SHIFT: Final = 32
@@ -139,7 +139,8 @@ def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
 def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]) -> int:
     """The run is ours: running, fence + 1. Guard: fence and status are the ones seen.
 
-    The first error of a run that is still unknown is kept; a reopened run forgets it. Returns the new fence.
+    The first error of a run that was unknown when it failed is kept until what is unknown has been settled; a reopened
+    run forgets it. Returns the new fence.
     """
     claimed = sql.CLAIM_RUN(
         tx.db,
@@ -148,7 +149,7 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
         b_seen_status=seen.status.value,
         b_owner=owner,
         b_status=RunStatus.RUNNING.value,
-        b_error=seen.error if seen.status in (RunStatus.UNKNOWN, RunStatus.RUNNING) else None,
+        b_error=None if seen.status in REOPENABLE else seen.error,
         b_events=len(events),
         b_at=tx.at,
     )
