@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -61,8 +61,9 @@ class Drive:
         self.fence = fence
         self.rows = rows
         """Rows of steps as they stand in the store, by path."""
-        self.halted = asyncio.Event()
-        """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
+        self.halted = False
+        """No further attempt may start: a step failed, the run was stopped, or the runtime closes. Set by `halt`."""
+        self._waits: set[anyio.CancelScope] = set()
         self.stopped: DittoError | None = None
         """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
         self.ended = False
@@ -75,7 +76,25 @@ class Drive:
     def stop(self, reason: DittoError) -> None:
         """Write nothing more of this run, and start no further attempt. The first reason is kept."""
         self.stopped = self.stopped or reason
-        self.halted.set()
+        self.halt()
+
+    def halt(self) -> None:
+        """Start no further attempt, and give up the waiting for one. What was started is drained."""
+        self.halted = True
+        for scope in self._waits:
+            scope.cancel()
+
+    @contextmanager
+    def until_halted(self) -> Iterator[None]:
+        """What is waited for inside is given up when the run halts. Ask `halted` afterwards."""
+        with anyio.CancelScope() as scope:
+            if self.halted:
+                scope.cancel()
+            self._waits.add(scope)
+            try:
+                yield
+            finally:
+                self._waits.discard(scope)
 
     # Held outcomes
 

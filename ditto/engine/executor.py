@@ -51,7 +51,7 @@ class Engine:
         """Start no new attempt."""
         self.closing = True
         for drive in self.drives.values():
-            drive.halted.set()
+            drive.halt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Execution:
     def _settle_only(self) -> None:
         """From now on start nothing but the look-up of what was lost before."""
         self.settling = True
-        self.drive.halted.set()
+        self.drive.halt()
         lost = [node for node in self.frontier.ready if is_lost(self.drive.rows.get(self.prefix + node.name))]
         self.frontier.ready = deque(lost)
 
@@ -193,7 +193,7 @@ class _Execution:
                 outcome, end = await self._adopt(step, refused), None
         except DittoError as error:
             self.stop = self.stop or error
-            self.drive.halted.set()
+            self.drive.halt()
             return
         match outcome:
             case Completed(output):
@@ -205,7 +205,7 @@ class _Execution:
                 self._release_children(node)
             case Failed(error=record, cause=cause):
                 self.trouble.fail(record, cause)
-                self.drive.halted.set()
+                self.drive.halt()
             case Unknown(reason):
                 self.trouble.unknown[step.path] = reason
             case NotStarted():

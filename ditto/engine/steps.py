@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -136,7 +136,7 @@ class Step:
         except Exception as error:  # noqa: BLE001 - the worker's own factory raised
             return await self._fail_before(error)
         if action.effect is EffectClass.LOCAL:
-            return NotStarted() if self.drive.halted.is_set() else await self._run_local(action, resources, end)
+            return NotStarted() if self.drive.halted else await self._run_local(action, resources, end)
         return await self._carry_out(action, resources, end)
 
     # Before the attempt
@@ -204,7 +204,7 @@ class Step:
         if is_lost(self.row):
             assert self.row is not None
             found = await self._settle(action, resources, Unknown(lost_reason(self.row)))
-            if isinstance(found, _Resend) and self.drive.halted.is_set():
+            if isinstance(found, _Resend) and self.drive.halted:
                 found = self._not_made(found.reason)
             if not isinstance(found, _Resend):
                 return await self._commit(found, action, end)
@@ -215,7 +215,7 @@ class Step:
             if isinstance(outcome, Unknown):
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
-                    if not self.resent and not self.drive.halted.is_set():
+                    if not self.resent and not self.drive.halted:
                         self.resent = True
                         continue
                     settled = self._not_made(settled.reason)
@@ -230,10 +230,9 @@ class Step:
 
     async def _attempt(self, action: Action, resources: Any) -> Outcome | None:
         """Take a slot, admit where the class asks for it, then call the handler once. None: the run halted before."""
-        if not action.effect.held:
-            await self._threads.ended(self._name)
-        async with self.route.limiter or nullcontext(), self._seat(action) as seat:
-            if self.drive.halted.is_set():
+        async with AsyncExitStack() as place:
+            seat = await self._take_place(action, place)
+            if self.drive.halted:
                 return None
             self.attempt += 1
             if action.effect.admitted:
@@ -244,7 +243,7 @@ class Step:
             made = await make_attempt(action, self._context(action, resources), self._deadline(action), seat, late)
             outcome = self._decide(action, made)
             if self._fails_the_run(outcome, action):
-                self.drive.halted.set()  # before anybody gets our slot
+                self.drive.halt()  # before anybody gets our slot
         if made.cancellation is not None:
             if not isinstance(outcome, Cut):
                 await self._shielded(self._commit(outcome, action, None))
@@ -269,24 +268,33 @@ class Step:
     def _deadline(self, action: Action) -> Deadline | None:
         return choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
 
-    def _seat(self, action: Action) -> AbstractAsyncContextManager[Seat | None]:
-        """A thread for a plain handler that may take its time; none for the others."""
-        if action.is_async or action.effect is EffectClass.PURE:
-            return nullcontext()
-        return self._threads.seat(self._name)
+    async def _take_place(self, action: Action, place: AsyncExitStack) -> Seat | None:
+        """Wait for a slot of the worker, and for a thread if the handler needs one; given up when the run halts."""
+        seat: Seat | None = None
+        in_thread = not action.is_async and action.effect is not EffectClass.PURE
+        if not in_thread and self.route.limiter is None:
+            return seat
+        with self.drive.until_halted():
+            if in_thread and not action.effect.held:
+                await self._threads.ended(self._name)
+            if self.route.limiter is not None:
+                await place.enter_async_context(self.route.limiter)
+            if in_thread:
+                seat = await place.enter_async_context(self._threads.seat(self._name))
+        return seat
 
     async def _halted_within(self, seconds: float) -> bool:
         """Wait; True if no further attempt may start any more."""
-        with anyio.move_on_after(seconds):
-            await self.drive.halted.wait()
-        return self.drive.halted.is_set()
+        with self.drive.until_halted():
+            await anyio.sleep(seconds)
+        return self.drive.halted
 
     def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:
         """Seconds until the next attempt; None if there is none. Only what is safe to repeat is tried again."""
         retry = self.node.retry
         if retry is None or not isinstance(outcome, Failed | Refused):
             return None
-        if self.attempt - self.spent >= retry.max_attempts or self.drive.halted.is_set():
+        if self.attempt - self.spent >= retry.max_attempts or self.drive.halted:
             return None
         if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
             return None
