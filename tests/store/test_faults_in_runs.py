@@ -196,10 +196,12 @@ async def test_no_effect_is_attempted_when_what_it_rests_on_was_lost(
     store_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, int]
 ) -> None:
     monkeypatch.setattr("ditto.engine.drive.HELD_S", 0)
-    world, go, busy = World(), asyncio.Event(), AsyncExitStack()
+    world, held, go, busy = World(), asyncio.Event(), asyncio.Event(), AsyncExitStack()
 
     async def cause() -> int:
-        await busy.enter_async_context(held_up(runtime))
+        if not go.is_set():
+            await busy.enter_async_context(held_up(runtime))
+            held.set()
         return 1
 
     async def wait() -> int:
@@ -212,12 +214,13 @@ async def test_no_effect_is_attempted_when_what_it_rests_on_was_lost(
         .step("wait", wait, effect="read", after=["cause"])
         .node("pay", "BANK.PAY", after=["wait"], bind=lambda wait: {"amount": wait})
     )
-    async with create_ditto(store=store_path, workers=[world.worker()]) as runtime:
+    async with create_ditto(store=store_path, workers=[world.worker()]) as runtime, busy:
         running = asyncio.ensure_future(runtime.run(graph, id="run"))
-        # The outcome of `cause` is on its way by itself, and the admission of `pay` is another unit.
+        # The outcomes of `cause` and `wait` are on their way by themselves, and the admission of `pay` is a third unit.
+        await held.wait()
         await until_waiting(runtime, 1)
         go.set()
-        await until_waiting(runtime, 2)
+        await until_waiting(runtime, 3)
         faults.arm(fault, 1, until=2, only="INSERT INTO ditto_steps")
         await busy.aclose()
         with pytest.raises(StoreError):
@@ -226,7 +229,6 @@ async def test_no_effect_is_attempted_when_what_it_rests_on_was_lost(
         assert look(store_path).steps == []
         faults.disarm()
         assert (await runtime.run(graph, id="run"))["pay"] == "paid"
-    await busy.aclose()
     assert world.effects == {"run/1/pay": 1}
 
 
@@ -258,7 +260,7 @@ async def test_what_a_failing_local_handler_took_along_is_durable_before_what_re
         go.set()
         await asyncio.wait([running])
         assert isinstance(running.exception(), StepError)
-    assert seen == [{"cause": "completed", "pay": "admitted"}]
+    assert [(states["cause"], states["pay"]) for states in seen] == [("completed", "admitted")]
     assert {step: state for _, step, state, *_ in look(store_path).steps} == {
         "cause": "completed", "local": "failed", "pay": "completed",
     }  # fmt: skip
