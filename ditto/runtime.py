@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, overload
 
 import anyio
+import uuid_utils
 
 from ditto.clock import Clock, to_datetime
 from ditto.config import Config
@@ -26,6 +27,7 @@ from ditto.engine.loops import run_loop
 from ditto.engine.opening import Closed, OnFinished, Opened, Request
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.ownership import Owner
+from ditto.engine.questions import find_question, open_wait
 from ditto.engine.recovering import recover_runs
 from ditto.engine.resolving import Decision, decide_resolution
 from ditto.engine.routing import Router
@@ -40,9 +42,10 @@ from ditto.errors import (
     RunCancelledError,
     RunNotFoundError,
     StoreClosedError,
+    StoreError,
     TransitionRefusedError,
 )
-from ditto.graph import Graph
+from ditto.graph import Graph, check_name
 from ditto.loop import Loop
 from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
@@ -52,6 +55,7 @@ from ditto.store.connection import Location
 from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunRow, Seen, StepRow
 from ditto.store.schema import SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
+from ditto.waits import ON_WAIT, OnWait, Waiting
 from ditto.worker import Worker
 
 EVENTS_PAGE: Final = 500
@@ -101,6 +105,8 @@ class _Open:
     engine: Engine
     active: dict[str, asyncio.Event] = field(default_factory=dict)
     """Runs that this runtime drives now, by id; the event is set when it lets go."""
+    looking: asyncio.Task[None] | None = None
+    """Looks, after another process has written, whether our runs are still ours."""
     log_filter: LogFilter | None = None
     """Keeps the configuration's credentials out of what ditto's loggers write."""
 
@@ -160,6 +166,7 @@ class Runtime:
 
     # Driving
 
+    @overload
     async def run(
         self,
         graph: Graph,
@@ -167,13 +174,36 @@ class Runtime:
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
+        on_wait: Literal["block"] = "block",
         concurrency: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]: ...
+    @overload
+    async def run(
+        self,
+        graph: Graph,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        on_wait: Literal["return"],
+        concurrency: int | None = None,
+    ) -> dict[str, Any] | Waiting: ...
+    async def run(
+        self,
+        graph: Graph,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        on_wait: OnWait = "block",
+        concurrency: int | None = None,
+    ) -> dict[str, Any] | Waiting:
         """Run a Graph to its end and return `{node: output}`, None for a skipped node.
 
         A new `id` starts; an open run goes on; a closed one returns what is saved, or raises it. `on_finished`
         says what else a closed run may do: "new" starts a new generation, "new_if_failed" does if it failed,
-        "reopen" takes a failed run up again where it stopped. Without an id a fresh one is made.
+        "reopen" takes a failed run up again where it stopped. Without an id a fresh one is made. A run that waits is
+        waited for, or, by `on_wait="return"`, let go of: what comes back then is a Waiting, and the run is a row.
 
         Raises StepError (a step failed), UnknownOutcomeError, RunConflictError (the id belongs to another workflow
         or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed), StoreError,
@@ -183,7 +213,7 @@ class Runtime:
             raise DefinitionError(
                 f"runtime.run takes a Graph, not {type(graph).__name__}; a Loop is run by runtime.loop"
             )
-        outputs: dict[str, Any] = await self._drive(graph, input, id, on_finished, concurrency)
+        outputs: dict[str, Any] | Waiting = await self._drive(graph, input, id, on_finished, concurrency, on_wait)
         return outputs
 
     async def loop(
@@ -193,6 +223,7 @@ class Runtime:
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
+        on_wait: OnWait = "block",
         concurrency: int | None = None,
     ) -> Any:
         """Run a Loop from `state` until it is done and return its last state. As `run`; and raises LimitExceededError
@@ -206,9 +237,9 @@ class Runtime:
                 f"loop {loop.name}: max_iterations {loop.max_iterations} is above the configured "
                 f"runtime.max_iterations {self.config.runtime.max_iterations}"
             )
-        return await self._drive(loop, state, id, on_finished, concurrency)
+        return await self._drive(loop, state, id, on_finished, concurrency, on_wait)
 
-    async def resume(self, run_id: str) -> Any:
+    async def resume(self, run_id: str, *, on_wait: OnWait = "block") -> Any:
         """Take a run up by its id alone, with its recorded input: open, failed and exhausted runs go on.
 
         Its workflow must be among `create_ditto(workflows=…)`. Returns and raises as `run` and `loop` do, and
@@ -224,7 +255,7 @@ class Runtime:
             )
         stored = await opened.store.read(queries.load_value, run.input)
         assert stored is not None
-        return await self._drive(workflow, stored.decode(), run_id, "reopen", None)
+        return await self._drive(workflow, stored.decode(), run_id, "reopen", None, on_wait)
 
     async def recover(self) -> tuple[Recovered, ...]:
         """Take up, once, every run of a registered workflow that nobody drives: its owner died, or let go of it.
@@ -244,7 +275,9 @@ class Runtime:
         stored = await opened.store.read(queries.load_value, run.input)
         assert stored is not None
         if run.run_id not in opened.active:
-            await self._drive(self._workflows[run.kind, run.workflow], stored.decode(), run.run_id, "return", None)
+            await self._drive(
+                self._workflows[run.kind, run.workflow], stored.decode(), run.run_id, "return", None, "return"
+            )
 
     # Asking and deciding
 
@@ -311,6 +344,7 @@ class Runtime:
             created_at=to_datetime(run.created_at),
             updated_at=to_datetime(run.updated_at),
             steps=tuple(_step_info(run.run_id, row) for row in rows),
+            waits=tuple(open_wait(run.run_id, row) for row in rows if row.state is StepState.WAITING),
         )
 
     async def events(self, run_id: str, after: int = 0) -> AsyncIterator[EventInfo]:
@@ -373,6 +407,79 @@ class Runtime:
             )
         )
 
+    async def signal(self, run_id: str, name: str, body: Any = None, *, id: str | None = None, actor: str = "") -> bool:
+        """Send a signal to an open run. It is queued, and ends the wait for that name, or the next such wait.
+
+        `id` makes sending it again harmless: False says that a signal with that id is there already. The signal, the
+        end of the wait and the events are one transaction. Raises RunNotFoundError, TransitionRefusedError if the run
+        is closed, InvalidValueError, DefinitionError.
+        """
+        check_name(name, what="signal")
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        signal_id = opening.check_run_id(id) or str(uuid_utils.uuid7())
+        told = opened.store.redact(actor)
+        stored = opened.store.encode(body, f"the body of signal {name}")
+        sent: bool = await opened.store.commit(
+            lambda tx: transitions.send_signal(tx, run.id, name, signal_id, stored, told)
+        )
+        self._wake(opened, run.id)
+        return sent
+
+    async def decide(
+        self,
+        run_id: str,
+        step: str | None = None,
+        *,
+        decision: Literal["approve", "reject"],
+        actor: str,
+        reason: str = "",
+        digest: str | None = None,
+    ) -> None:
+        """Record the one decision on an open approval, addressed by its step, or by nothing while only one is open.
+
+        `digest`, from the OpenWait that was shown, refuses the decision if something else is shown by now. `actor` is
+        recorded, not verified. Exactly one decision is kept; who comes later is told which. Raises RunNotFoundError,
+        DefinitionError for no or several questions, TransitionRefusedError if it was decided, or shown differently.
+        """
+        if decision not in ("approve", "reject"):
+            raise DefinitionError(f"decision {decision!r}: use approve or reject")
+        if not actor.strip():
+            raise DefinitionError("decide needs actor: who decides")
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        question = find_question(run_id, step, await opened.store.read(queries.list_steps, run.id))
+        shown = open_wait(run_id, question)
+        if digest is not None and digest != shown.digest:
+            raise TransitionRefusedError(
+                "decide",
+                f"step {question.path} shows something else by now; look again",
+                run_id=run_id,
+                step=question.path,
+            )
+        made = {
+            "decision": decision,
+            "actor": opened.store.redact(actor),
+            "reason": opened.store.redact(reason),
+            "digest": shown.digest,
+            "at": self._clock.now_us(),
+        }
+        output = opened.store.encode(made, "the decision")
+        event = Event("approval_decided", question.path, {name: made[name] for name in ("decision", "actor", "digest")})
+        try:
+            await opened.store.commit(
+                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event)
+            )
+        except TransitionRefusedError:
+            find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
+            raise
+        self._wake(opened, run.id)
+
+    @staticmethod
+    def _wake(opened: _Open, run: int) -> None:
+        if (drive := opened.engine.drives.get(run)) is not None:
+            drive.wake()
+
     async def cancel(self, run_id: str, *, actor: str = "", reason: str = "") -> None:
         """Cancel an open run for good, whoever drives it: its owner starts no further step.
 
@@ -394,10 +501,18 @@ class Runtime:
     # Inside
 
     async def _drive(
-        self, workflow: Graph | Loop, input: Any, id: str | None, on_finished: OnFinished, concurrency: int | None
+        self,
+        workflow: Graph | Loop,
+        input: Any,
+        id: str | None,
+        on_finished: OnFinished,
+        concurrency: int | None,
+        on_wait: OnWait,
     ) -> Any:
         run_id = opening.check_run_id(id)
         opening.check_on_finished(on_finished)
+        if on_wait not in ON_WAIT:
+            raise DefinitionError(f"on_wait={on_wait!r}: use one of {', '.join(ON_WAIT)}")
         if concurrency is not None and concurrency < 1:
             raise DefinitionError(f"concurrency must be 1 or more, not {concurrency}")
         opened = await self._ready()
@@ -421,6 +536,7 @@ class Runtime:
                 opened.active[run_id] = released
             if isinstance(run, Closed):
                 return await self._saved(opened, workflow, run.run)
+            run.drive.blocks = on_wait == "block"
             return await self._drive_opened(
                 opened, run, workflow, stored, concurrency or self.config.runtime.concurrency
             )
@@ -436,6 +552,7 @@ class Runtime:
         drive, trouble = run.drive, Trouble(run.error)
         value: Callable[[], Any]
         opened.engine.drives[drive.run.id] = drive
+        opened.store.watch(partial(self._notice_outsiders, opened))
         try:
             if isinstance(workflow, Graph):
                 result = await run_graph(
@@ -450,7 +567,7 @@ class Runtime:
                 )
                 end, ended, value = looped.end or COMPLETED, False, looped.state.plain
                 iterations = looped.iteration
-            if trouble:
+            if trouble or trouble.waits:
                 trouble.note_lost(drive.rows)
                 end = trouble.end()
             if not ended:
@@ -464,12 +581,35 @@ class Runtime:
             raise stopped from None
         finally:
             opened.engine.drives.pop(drive.run.id, None)
+            if not opened.engine.drives:
+                opened.store.watch(None)
             drive.forget_held()
         if trouble:
             raise trouble.to_error(drive.run)
+        if trouble.waits:
+            return Waiting(drive.run.run_id, tuple(open_wait(drive.run.run_id, row) for row in trouble.waits.values()))
         if end.status is RunStatus.EXHAUSTED:
             raise exhausted(drive.run.run_id, workflow.name, iterations)
         return value()
+
+    def _notice_outsiders(self, opened: _Open) -> None:
+        """Another process has written: waits may be over, and runs may not be ours any more."""
+        for drive in opened.engine.drives.values():
+            drive.wake()
+        if opened.looking is None or opened.looking.done():
+            opened.looking = asyncio.create_task(self._look_for_lost_runs(opened), name="ditto-outsiders")
+
+    async def _look_for_lost_runs(self, opened: _Open) -> None:
+        """Stop driving what was cancelled, or taken over."""
+        try:
+            owned = await opened.store.read(queries.list_owned, opened.owner.id)
+            for key, drive in list(opened.engine.drives.items()):
+                if key not in owned and key in opened.engine.drives:
+                    refused = TransitionRefusedError("drive", "the run is not ours any more", run_id=drive.run.run_id)
+                    drive.stop(await drive.explain(refused))
+                    drive.wake()
+        except StoreError as error:
+            logger.info("other writers could not be looked at: %s", error)
 
     async def _stop_driving(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
         """Something came between: nobody drives the run any more. Returns what is to be raised."""

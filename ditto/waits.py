@@ -11,12 +11,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from ditto.errors import DefinitionError
 
 SECONDS_MAX: Final = 100 * 365 * 24 * 3600.0
 """The longest wait: a hundred years."""
+
+
+OnWait: TypeAlias = Literal["block", "return"]
+"""What a caller wants when its run waits: to wait, too, or to be told."""
+
+ON_WAIT: Final[tuple[OnWait, ...]] = ("block", "return")
 
 
 class WaitKind(StrEnum):

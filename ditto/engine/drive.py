@@ -65,6 +65,10 @@ class Drive:
         """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
         self.stopped: DittoError | None = None
         """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
+        self.blocks = True
+        """A wait is waited for here; else the run is let go of while it lasts."""
+        self.wakes: set[Callable[[], None]] = set()
+        """Called when a wait may be over."""
         self._held = _Held()
         self._held_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -145,6 +149,35 @@ class Drive:
         guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), ())  # noqa: E731
         await self._commit([guard, _users(run_handler), write], written, end, alone=True, path=path)
         return written[0]
+
+    async def begin_wait(self, row: StepRow, signal: str | None, event: Event) -> StepRow:
+        """A step begins to wait, unless its signal is there already. Returns the row as it stands then."""
+        written: list[StepRow] = []
+
+        def begin(tx: Transaction) -> None:
+            written[:] = [transitions.begin_wait(tx, self.fence, row, signal, event)]
+
+        await self._commit([begin], written, path=row.path)
+        return written[0]
+
+    async def end_wait(self, row: StepRow, output: Stored, event: Event) -> None:
+        """The time of a wait has come. TransitionRefusedError: it was ended otherwise first."""
+        await self.store.commit(
+            lambda tx: transitions.settle_wait(tx, self.fence.run, row.path, row.attempt, output, event),
+            points=[f"{self.fence.workflow}/{row.path}:completed"],
+        )
+
+    async def look_at_wait(self, path: str) -> StepRow:
+        """The row of a waiting step as it stands now."""
+        row = await self.store.read(queries.get_step, self.fence.run, path)
+        assert row is not None
+        self.rows[path] = row
+        return row
+
+    def wake(self) -> None:
+        """Somebody else wrote to the store: waits may be over. Called on the event loop's thread."""
+        for wake in list(self.wakes):
+            wake()
 
     # Transitions of the run
 

@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
@@ -24,15 +24,18 @@ from ditto.engine.drive import Drive
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
 from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
-from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, is_lost
+from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
 from ditto.engine.trouble import Trouble
 from ditto.errors import DittoError, StepError, StoreClosedError, TransitionRefusedError
 from ditto.graph import Graph, Node
 from ditto.sandbox import Sandbox
 from ditto.store import queries
-from ditto.store.records import RunEnd
+from ditto.store.records import RunEnd, StepRow
 from ditto.store.schema import SETTLED, StepState
 from ditto.store.values import State, Stored
+
+CLOCK_LOOK_S: Final = 1.0
+"""How long a timer may sleep before it looks at the clock of the record again."""
 
 
 @dataclass(slots=True)
@@ -123,8 +126,12 @@ class _Execution:
         self.frontier = Frontier(graph, {name: output is not None for name, output in self.outputs.items()})
         self.settling = False
         """The run has failed: what was lost is settled, and nothing else is started."""
+        self.waits: dict[str, StepRow] = {}
+        """Nodes that wait, and their rows."""
         self.running = 0
         self.changed = asyncio.Event()
+        self.look_again = False
+        """Waits may be over."""
         self.stop: DittoError | None = None
 
     async def run(self) -> None:
@@ -132,20 +139,54 @@ class _Execution:
         # A chain needs no task group: most workflows are chains, and each step would pay for it.
         while self._may_start() and len(self.frontier.ready) == 1:
             await self._run_step(self.frontier.ready.popleft())
-        if self._may_start():
+        if self._may_start() or self._must_wait():
             await self._run_branches()
         if self.stop is not None:
             raise self.stop
-        assert self.trouble or not self.frontier.unsettled, "a run without trouble settles all its nodes"
+        self.trouble.waits.update((row.path, row) for row in self.waits.values())
+        assert self.trouble or self.waits or not self.frontier.unsettled, "a run without trouble settles all its nodes"
 
     async def _run_branches(self) -> None:
-        async with anyio.create_task_group() as branches:
-            while self.running or self._may_start():
-                while self._may_start() and self.running < self.concurrency:
-                    self.running += 1
-                    branches.start_soon(self._run_branch, self.frontier.ready.popleft())
+        self.drive.wakes.add(self.wake)
+        try:
+            async with anyio.create_task_group() as branches:
+                while self.running or self._may_start() or self._must_wait():
+                    while self._may_start() and self.running < self.concurrency:
+                        self.running += 1
+                        branches.start_soon(self._run_branch, self.frontier.ready.popleft())
+                    await self._wait_for_change()
+        finally:
+            self.drive.wakes.discard(self.wake)
+
+    async def _wait_for_change(self) -> None:
+        """Until a branch has ended, or a wait may be over; the latter are looked at again."""
+        if self.waits:
+            with anyio.move_on_after(self._next_due_s()) as timer:
                 await self.changed.wait()
-                self.changed.clear()
+            self.look_again = self.look_again or timer.cancelled_caught
+        else:
+            await self.changed.wait()
+        self.changed.clear()
+        if self.look_again:
+            self.look_again = False
+            self.frontier.ready.extend(self.graph.nodes[name] for name in self.waits)
+            self.waits.clear()
+
+    def wake(self) -> None:
+        """Somebody else wrote to the store: waits may be over."""
+        self.look_again = True
+        self.changed.set()
+
+    def _next_due_s(self) -> float:
+        """Seconds until a wait here may be over by itself, a second at most: the clock of the record may jump."""
+        due = [row.due_at for row in self.waits.values() if row.due_at is not None]
+        if not due:
+            return math.inf
+        return min(max((min(due) - self.drive.store.clock.now_us()) / 1_000_000, 0.0), CLOCK_LOOK_S)
+
+    def _must_wait(self) -> bool:
+        """Nothing else is left to do here, and the caller wants to wait for what is waited for."""
+        return bool(self.waits) and self.drive.blocks and not self.trouble and self.stop is None
 
     def _may_start(self) -> bool:
         if self.trouble.error is not None and not self.settling:
@@ -208,6 +249,8 @@ class _Execution:
                 self.drive.halted.set()
             case Unknown(reason):
                 self.trouble.unknown[step.path] = reason
+            case Waits(row):
+                self.waits[node.name] = row
             case NotStarted():
                 if self.engine.closing:
                     self._stop_closing()

@@ -72,7 +72,7 @@ async def _iterate(
     if graph is None or bound is None:
         return None
     result = await run_graph(engine, drive, graph, bound, prefix=prefix, concurrency=concurrency, trouble=trouble)
-    if trouble:
+    if trouble or trouble.waits:
         return None
     updated = user.ask(
         "update",

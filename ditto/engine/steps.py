@@ -51,7 +51,8 @@ from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
-from ditto.store.values import Stored
+from ditto.store.values import Stored, digest
+from ditto.waits import Wait, WaitKind
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
 
@@ -78,13 +79,20 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """The step waits for somebody, or for a time."""
+
+    row: StepRow
+
+
+@dataclass(frozen=True, slots=True)
 class _Resend:
     """The other side has no record of the attempt, and that is final: another one may be made, under the same key."""
 
     reason: str
 
 
-StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown | NotStarted
+StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown | Waits | NotStarted
 
 
 def is_lost(row: StepRow | None) -> bool:
@@ -125,6 +133,8 @@ class Step:
         """
         if (failed := self._failed_for_good()) is not None:
             return failed
+        if self.node.wait is not None:
+            return await self._wait(self.node.wait, values, skip=skip)
         try:
             wanted = is_lost(self.row) or not (skip or not self._wanted(values))
             action = self._plan(values) if wanted else None
@@ -197,6 +207,49 @@ class Step:
         else:
             await self.drive.record(row, Event("step_skipped", self.path), seen=self._seen())
         return Skipped()
+
+    # Waits
+
+    async def _wait(self, wait: Wait, values: Values, *, skip: bool) -> StepEnd:
+        """Begin to wait, or see whether the wait is over."""
+        if self.row is not None and self.row.state is StepState.WAITING:
+            return await self._wait_on(wait, await self.drive.look_at_wait(self.path))
+        try:
+            if skip or not self._wanted(values):
+                return await self._skip()
+            shown = None if self.node.bind is None else self.node.bind(**values(self.node.bind_names))
+            duration_s = wait.duration_s(values(wait.seconds_names))
+            arguments = self.drive.store.encode(shown, f"what approval {self.path} shows")
+        except Exception as error:  # noqa: BLE001 - a user's function raised: that fails the step
+            return await self._fail_before(error)
+        self.attempt += 1
+        now = self.drive.store.clock.now_us()
+        row = replace(
+            self._new_row(StepState.WAITING, key=wait.name, arguments=arguments),
+            due_at=None if duration_s is None else now + round(duration_s * 1_000_000),
+        )
+        body = {"for": wait.kind.value, "name": wait.name}
+        if wait.kind is WaitKind.APPROVAL:
+            body["digest"] = shown_digest(self.drive.run.run_id, self.path, arguments)
+        signal = wait.name if wait.kind is WaitKind.SIGNAL else None
+        begun = await self.drive.begin_wait(row, signal, Event("step_waiting", self.path, body))
+        return await self._wait_on(wait, begun)
+
+    async def _wait_on(self, wait: Wait, row: StepRow) -> StepEnd:
+        """What a wait that has begun stands at; if its time has come, it is over."""
+        self.row = row
+        if row.state is StepState.WAITING and row.due_at is not None and row.due_at <= self.drive.store.clock.now_us():
+            output = self.drive.store.encode(over_output(wait.kind), f"the end of wait {self.path}")
+            try:
+                await self.drive.end_wait(row, output, Event("wait_over", self.path, {"name": wait.name}))
+            except TransitionRefusedError:
+                pass  # a signal or a decision was faster: it stands
+            row = self.row = await self.drive.look_at_wait(self.path)
+        if row.state is StepState.WAITING:
+            return Waits(row)
+        if row.state is StepState.COMPLETED and row.output is not None:
+            return Completed(row.output)
+        return Unknown("another process changed the wait; run again")
 
     # Attempts
 
@@ -570,6 +623,22 @@ class Step:
                 await work
             except DittoError as error:
                 logger.warning("step %s of run %s: %s", self.path, self.drive.run.run_id, error)
+
+
+def shown_digest(run_id: str, path: str, shown: Stored) -> str:
+    """What a decision is bound to: the run, the step, and what was shown."""
+    return digest(f"{run_id}\n{path}\n{shown.body}")
+
+
+def over_output(kind: WaitKind) -> dict[str, Any]:
+    """The output of a wait whose time has come."""
+    match kind:
+        case WaitKind.SIGNAL:
+            return {"timed_out": True, "body": None, "actor": None, "at": None}
+        case WaitKind.APPROVAL:
+            return {"decision": "expired", "actor": None, "reason": None, "digest": None, "at": None}
+        case WaitKind.TIMER:
+            return {"timed_out": True}
 
 
 class _LocalFailed(Exception):

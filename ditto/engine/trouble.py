@@ -20,6 +20,8 @@ class Trouble:
     cause: BaseException | None = None
     unknown: dict[str, str] = field(default_factory=dict)
     """Path of each step whose outcome is unknown, and why."""
+    waits: dict[str, StepRow] = field(default_factory=dict)
+    """The open waits of a run that nothing else is wrong with."""
 
     def __bool__(self) -> bool:
         return self.error is not None or bool(self.unknown)
@@ -36,12 +38,13 @@ class Trouble:
                 self.unknown.setdefault(path, lost_reason(row))
 
     def end(self) -> RunEnd:
-        """How the run is let go: unknown while an outcome is, and failed once none is."""
+        """How the run is let go: unknown while an outcome is, failed once none is, else waiting."""
         error = None if self.error is None else self.error.to_text()
         if self.unknown:
             body = {"steps": sorted(self.unknown)}
             return RunEnd(RunStatus.UNKNOWN, error, Event("run_unknown", body=body))
-        assert self.error is not None
+        if self.error is None:
+            return RunEnd(RunStatus.WAITING, event=Event("run_waiting", body={"steps": sorted(self.waits)}))
         return RunEnd(RunStatus.FAILED, error, Event("run_failed", self.error.step, {"code": self.error.code}))
 
     def to_error(self, run: RunRow) -> DittoError:

@@ -79,6 +79,8 @@ class StepRow:
     error: str | None = None
     admitted_at: int | None = None
     settled_at: int | None = None
+    due_at: int | None = None
+    """When a waiting step is over by itself."""
 
 
 @dataclass(frozen=True, slots=True)

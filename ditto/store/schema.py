@@ -24,7 +24,7 @@ from sqlalchemy import (
     and_,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
@@ -66,6 +66,8 @@ class StepState(StrEnum):
     REFUSED = "refused"
     """The last attempt is known to have changed nothing; another may be made."""
     UNKNOWN = "unknown"
+    WAITING = "waiting"
+    """Open until a signal, a decision or a time settles it; nobody need drive the run meanwhile."""
 
 
 SETTLED: Final = frozenset({StepState.COMPLETED, StepState.SKIPPED})
@@ -115,7 +117,23 @@ steps = Table(
     Column("error", Text),
     Column("admitted_at", BigInteger),
     Column("settled_at", BigInteger),
+    Column("due_at", BigInteger),
     UniqueConstraint("run", "path"),
+)
+Index("ditto_steps_due", steps.c.due_at, sqlite_where=steps.c.state == StepState.WAITING.value)
+
+signals = Table(
+    "ditto_signals",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", Integer, ForeignKey(runs.c.id), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("signal_id", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("step", Text),
+    UniqueConstraint("run", "signal_id"),
 )
 
 events = Table(

@@ -88,6 +88,10 @@ class Store:
         self._refuse_fork()
         return self._committer.submit(Unit(transitions, tuple(points), alone=alone, kept=kept, after=after))
 
+    def watch(self, tell: Callable[[], None] | None) -> None:
+        """Call `tell` on the event loop whenever another process has written to the file; None stops that."""
+        self._committer.on_outside_write = tell
+
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:
         """The result of a query, run in the reader's thread."""
         self._refuse_fork()

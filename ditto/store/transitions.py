@@ -21,14 +21,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ditto.errors import TransitionRefusedError
 from ditto.items import Items, Kept
 from ditto.store import statements as sql
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import RunStatus, StepState
-from ditto.store.values import GROWING, Growing, Stored, digest
+from ditto.store.schema import CLOSED, RunStatus, StepState
+from ditto.store.values import GROWING, Growing, Stored, digest, store_text
 
 EVENT_ID_SHIFT: Final = 32
 """The id of an event is `run << 32 | seq`: a run's events lie side by side, and need no index of their own."""
@@ -183,9 +184,76 @@ def record_steps(
             output=tx.keep(row.output),
             error=row.error,
             admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
-            settled_at=None if row.state is StepState.ADMITTED else tx.at,
+            settled_at=None if row.state in (StepState.ADMITTED, StepState.WAITING) else tx.at,
+            due_at=row.due_at,
         )
     tx.tell(fence.run, events)
+
+
+def begin_wait(tx: Transaction, fence: Fence, row: StepRow, signal: str | None, event: Event) -> StepRow:
+    """A step begins to wait; for a signal that was sent before, it is over at once. Guard: the fence.
+
+    Returns the row as it stands.
+    """
+    found = None if signal is None else sql.FIND_SIGNAL(tx.db, b_run=fence.run, b_name=signal).fetchone()
+    if found is None:
+        record_steps(tx, fence, (row,), (event,))
+        return row
+    number, body, actor, at, signal_id = found
+    settled = replace(row, state=StepState.COMPLETED, output=store_text(signal_output(body, actor, at)), due_at=None)
+    received = Event("signal_received", row.path, {"name": signal, "signal": signal_id, "actor": actor})
+    record_steps(tx, fence, (settled,), (event, received))
+    sql.TAKE_SIGNAL(tx.db, b_id=number, n_step=row.path)
+    return settled
+
+
+def send_signal(tx: Transaction, run: int, name: str, signal_id: str, body: Stored, actor: str) -> bool:
+    """A signal for an open run: queued, or given to the step that waits for it. Guard: the run is open.
+
+    False if a signal with that id was sent before: nothing is written then. A run that waited may go on.
+    """
+    sent = sql.INSERT_SIGNAL(tx.db, run=run, name=name, signal_id=signal_id, body=body.body, actor=actor, at=tx.at)
+    if sent.rowcount != 1:
+        status = sql.GET_STATUS(tx.db, b_run=run).fetchone()
+        if status is not None and status[0] in CLOSED:
+            raise TransitionRefusedError("send_signal", f"the run is {status[0]}")
+        return False
+    sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
+    waits = sql.FIND_WAIT(tx.db, b_run=run, b_type="WAIT.SIGNAL", b_name=name).fetchone()
+    step = None if waits is None else waits[0]
+    tx.tell(run, (Event("signal_received", step, {"name": name, "signal": signal_id, "actor": actor}),))
+    if waits is not None:
+        output = store_text(signal_output(body.body, actor, tx.at))
+        assert sent.lastrowid is not None
+        sql.TAKE_SIGNAL(tx.db, b_id=sent.lastrowid, n_step=step)
+        _settle_wait(tx, run, waits[0], waits[1], output)
+    return True
+
+
+def settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stored, event: Event) -> None:
+    """A decision, or a time that has come, ends a wait. Guard: the step still waits.
+
+    So exactly one of several deciders, timers and signals ends it. A run that waited may go on.
+    """
+    _settle_wait(tx, run, path, attempt, output)
+    sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
+    tx.tell(run, (event,))
+
+
+def _settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stored) -> None:
+    settled = sql.SETTLE_WAIT(
+        tx.db, b_run=run, b_path=path, b_attempt=attempt, n_output=output.column, n_settled_at=tx.at
+    )
+    if settled.rowcount != 1:
+        raise TransitionRefusedError("settle_wait", f"step {path} waits no more", step=path)
+    tx.keep(output)
+    sql.WAKE_RUN(tx.db, b_run=run)
+
+
+def signal_output(body: str, actor: str, at: int) -> str:
+    """The output of a wait that a signal ended, as JSON text around the signal's body."""
+    told = json.dumps({"actor": actor, "at": at}, ensure_ascii=False, separators=(",", ":"))
+    return f'{{"timed_out":false,"body":{body},{told[1:]}'
 
 
 def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: Sequence[Event]) -> None:
