@@ -549,7 +549,7 @@ class Runtime:
         self, opened: _Open, run: Opened, workflow: Graph | Loop, input: Any, concurrency: int
     ) -> Any:
         """Drive a run that is ours, and let go of it, however it ends."""
-        drive, trouble = run.drive, Trouble(run.error)
+        drive, trouble = run.drive, Trouble(run.drive.halted, run.error)
         value: Callable[[], Any]
         opened.engine.drives[drive.run.id] = drive
         opened.store.watch(partial(self._notice_outsiders, opened))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio
 import anyio.lowlevel
 
+from ditto.engine.halt import Halt
 from ditto.errors import (
     DittoError,
     RunBusyError,
@@ -31,7 +32,7 @@ from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
 from ditto.store.transitions import Transaction
-from ditto.store.values import Stored
+from ditto.store.values import State, Stored
 from ditto.worker import as_data
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Drive:
         self.fence = fence
         self.rows = rows
         """Rows of steps as they stand in the store, by path."""
-        self.halted = asyncio.Event()
+        self.halted = Halt()
         """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
         self.stopped: DittoError | None = None
         """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
@@ -98,9 +99,13 @@ class Drive:
 
     def hold_loop(self, state: LoopState) -> None:
         """Keep how far the loop is until the next barrier; it can be computed again."""
-        self._held.loop = state
-        self._held.events.append(Event("loop_advanced", body={"iteration": state.iteration}))
+        self._held.loops[state.path] = state
+        self._held.events.append(Event("loop_advanced", state.path, {"iteration": state.iteration}))
         self._schedule()
+
+    def hold_result(self, result: State) -> None:
+        """Keep what a Flow came to, until its end."""
+        self._held.loops[None] = LoopState(0, result)
 
     async def barrier(self) -> None:
         """Return when all outcomes so far are durable, those that another branch is committing included.
@@ -308,7 +313,10 @@ class Drive:
         if not self._held:
             return None
         held, self._held = self._held, _Held()
-        write: Transition = lambda tx: transitions.record_steps(tx, self.fence, held.rows, held.events, held.loop)  # noqa: E731
+
+        def write(tx: Transaction) -> None:
+            transitions.record_steps(tx, self.fence, held.rows, held.events, tuple(held.loops.values()))
+
         return Unit([write], tuple(self._point(row) for row in held.rows), after=self._last)
 
     def _write_step(self, row: StepRow, event: Event, seen: Seen | None) -> Transition:
@@ -329,10 +337,11 @@ class _Held:
 
     rows: list[StepRow] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    loop: LoopState | None = None
+    loops: dict[str | None, LoopState] = field(default_factory=dict)
+    """How far each loop is, by the path of its call; None for a run that is a loop."""
 
     def __bool__(self) -> bool:
-        return bool(self.events)
+        return bool(self.events or self.loops)
 
 
 class _Timed:

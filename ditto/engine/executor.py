@@ -200,7 +200,7 @@ class _Execution:
     def _settle_only(self) -> None:
         """From now on start nothing but the look-up of what was lost before."""
         self.settling = True
-        self.drive.halted.set()
+        self.trouble.halted.set()
         lost = [node for node in self.frontier.ready if is_lost(self.drive.rows.get(self.prefix + node.name))]
         self.frontier.ready = deque(lost)
 
@@ -225,7 +225,7 @@ class _Execution:
 
     async def _run_step(self, node: Node) -> None:
         """Bring one node to its end, and see what that means for the Graph."""
-        step = Step(self.engine, self.drive, node, self.prefix + node.name)
+        step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble.halted)
         end = self.end if self.frontier.unsettled == 1 and not self.trouble else None
         try:
             try:
@@ -246,7 +246,7 @@ class _Execution:
                 self._release_children(node)
             case Failed(error=record, cause=cause):
                 self.trouble.fail(record, cause)
-                self.drive.halted.set()
+                self.trouble.halted.set()
             case Unknown(reason):
                 self.trouble.unknown[step.path] = reason
             case Waits(row):

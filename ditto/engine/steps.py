@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from ditto.engine.drive import Drive
     from ditto.engine.executor import Engine
+    from ditto.engine.halt import Halt
 
 logger = logging.getLogger("ditto.engine")
 
@@ -111,8 +112,9 @@ def lost_reason(row: StepRow) -> str:
 class Step:
     """One node of one run, while it is brought to its end."""
 
-    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str) -> None:
+    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str, halted: Halt) -> None:
         self.engine = engine
+        self.halted = halted
         self.drive = drive
         self.node = node
         self.path = path
@@ -147,7 +149,7 @@ class Step:
         except Exception as error:  # noqa: BLE001 - the worker's own factory raised
             return await self._fail_before(error)
         if action.effect is EffectClass.LOCAL:
-            return NotStarted() if self.drive.halted.is_set() else await self._run_local(action, resources, end)
+            return NotStarted() if self.halted.is_set() else await self._run_local(action, resources, end)
         return await self._carry_out(action, resources, end)
 
     # Before the attempt
@@ -258,7 +260,7 @@ class Step:
         if is_lost(self.row):
             assert self.row is not None
             found = await self._settle(action, resources, Unknown(lost_reason(self.row)))
-            if isinstance(found, _Resend) and self.drive.halted.is_set():
+            if isinstance(found, _Resend) and self.halted.is_set():
                 found = self._not_made(found.reason)
             if not isinstance(found, _Resend):
                 return await self._commit(found, action, end)
@@ -269,7 +271,7 @@ class Step:
             if isinstance(outcome, Unknown):
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
-                    if not self.resent and not self.drive.halted.is_set():
+                    if not self.resent and not self.halted.is_set():
                         self.resent = True
                         continue
                     settled = self._not_made(settled.reason)
@@ -287,7 +289,7 @@ class Step:
         if not action.effect.held:
             await self._threads.ended(self._name)
         async with self.route.limiter or nullcontext(), self._seat(action) as seat:
-            if self.drive.halted.is_set():
+            if self.halted.is_set():
                 return None
             self.attempt += 1
             if action.effect.admitted:
@@ -298,7 +300,7 @@ class Step:
             made = await make_attempt(action, self._context(action, resources), self._deadline(action), seat, late)
             outcome = self._decide(action, made)
             if self._fails_the_run(outcome, action):
-                self.drive.halted.set()  # before anybody gets our slot
+                self.halted.set()  # before anybody gets our slot
         if made.cancellation is not None:
             if not isinstance(outcome, Cut):
                 await self._shielded(self._commit(outcome, action, None))
@@ -331,15 +333,15 @@ class Step:
     async def _halted_within(self, seconds: float) -> bool:
         """Wait; True if no further attempt may start any more."""
         with anyio.move_on_after(seconds):
-            await self.drive.halted.wait()
-        return self.drive.halted.is_set()
+            await self.halted.wait()
+        return self.halted.is_set()
 
     def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:
         """Seconds until the next attempt; None if there is none. Only what is safe to repeat is tried again."""
         retry = self.node.retry
         if retry is None or not isinstance(outcome, Failed | Refused):
             return None
-        if self.attempt - self.spent >= retry.max_attempts or self.drive.halted.is_set():
+        if self.attempt - self.spent >= retry.max_attempts or self.halted.is_set():
             return None
         if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
             return None

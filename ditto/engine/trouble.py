@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ditto.engine.halt import Halt
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.steps import is_lost, lost_reason
 from ditto.errors import DittoError, LimitExceededError, UnknownOutcomeError
@@ -16,6 +17,8 @@ from ditto.store.schema import RunStatus
 class Trouble:
     """The first error of a run, and its unknown outcomes. An unknown outranks the error in the run's status."""
 
+    halted: Halt
+    """Set when nothing further may be started here."""
     error: ErrorRecord | None = None
     cause: BaseException | None = None
     unknown: dict[str, str] = field(default_factory=dict)

@@ -105,6 +105,12 @@ def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     return Stored(column, row[0])
 
 
+def list_calls(db: sqlite3.Connection, run: int, after: int, limit: int) -> tuple[list[StepRow], int | None]:
+    """A page of a Flow's recorded calls, in the order they were first written, and where the next page begins."""
+    rows = sql.LIST_CALLS(db, b_run=run, b_after=after, b_limit=limit).fetchall()
+    return [_step(db, row[1:]) for row in rows], rows[-1][0] if len(rows) == limit else None
+
+
 def list_waits(db: sqlite3.Connection, run: int) -> list[StepRow]:
     """The open waits of a run, oldest first."""
     return [_step(db, row) for row in sql.LIST_WAITS(db, b_run=run).fetchall()]
@@ -167,7 +173,8 @@ def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
         attempt=attempt,
         key=key,
         arguments=load_value(db, arguments),
-        output=load_value(db, output),
+        output=None if state == StepState.OPEN else load_value(db, output),
+        progress=load_state(db, output) if state == StepState.OPEN else None,
         error=error,
         admitted_at=admitted,
         settled_at=settled,

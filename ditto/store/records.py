@@ -81,6 +81,8 @@ class StepRow:
     settled_at: int | None = None
     due_at: int | None = None
     """When a waiting step is over by itself."""
+    progress: State | None = None
+    """The state of an open Loop inside a Flow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,11 @@ class LoopState:
 
     iteration: int
     state: State
+    path: str | None = None
+    """The path of the call, for a Loop inside a Flow."""
+    name: str = ""
+    """The Loop's name, and what it was asked with, for a Loop inside a Flow."""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class StepState(StrEnum):
     REFUSED = "refused"
     """The last attempt is known to have changed nothing; another may be made."""
     UNKNOWN = "unknown"
+    OPEN = "open"
+    """A Loop inside a Flow, under way: its output is the state after `attempt` iterations."""
     WAITING = "waiting"
     """Open until a signal, a decision or a time settles it; nobody need drive the run meanwhile."""
 

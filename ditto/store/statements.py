@@ -174,6 +174,19 @@ RESOLVE_STEP: Final = Statement(
         settled_at=bindparam("n_settled_at"),
     )
 )
+ADVANCE_CALL: Final = Statement(
+    update(steps)
+    .where(
+        steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path"), steps.c.state == StepState.OPEN.value
+    )
+    .values(attempt=bindparam("n_attempt"), output=bindparam("n_output"))
+)
+LIST_CALLS: Final = Statement(
+    select(steps.c.id, *[steps.c[name] for name in _STEP_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.id > bindparam("b_after"), steps.c.path.not_like("%/%"))
+    .order_by(steps.c.id)
+    .limit(bindparam("b_limit"))
+)
 SETTLE_WAIT: Final = Statement(
     update(steps)
     .where(

@@ -160,14 +160,17 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
 
 
 def record_steps(
-    tx: Transaction, fence: Fence, rows: Sequence[StepRow], events: Sequence[Event], loop: LoopState | None = None
+    tx: Transaction, fence: Fence, rows: Sequence[StepRow], events: Sequence[Event], loops: Sequence[LoopState] = ()
 ) -> None:
     """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence."""
     touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
     if touched.rowcount != 1:
         raise _fence_lost("record_steps", fence)
-    if loop is not None:
-        sql.ADVANCE_LOOP(tx.db, b_run=fence.run, b_iteration=loop.iteration, b_state=tx.keep(loop.state))
+    for loop in loops:
+        if loop.path is None:
+            sql.ADVANCE_LOOP(tx.db, b_run=fence.run, b_iteration=loop.iteration, b_state=tx.keep(loop.state))
+        else:
+            _advance_call(tx, fence.run, loop)
     for row in rows:
         sql.INSERT_STEP(
             tx.db,
@@ -188,6 +191,18 @@ def record_steps(
             due_at=row.due_at,
         )
     tx.tell(fence.run, events)
+
+
+def _advance_call(tx: Transaction, run: int, loop: LoopState) -> None:
+    """How far a Loop inside a Flow is: the row of its call, open, with the state after `attempt` iterations."""
+    state = tx.keep(loop.state)
+    moved = sql.ADVANCE_CALL(tx.db, b_run=run, b_path=loop.path, n_attempt=loop.iteration, n_output=state)
+    if moved.rowcount == 0:
+        sql.INSERT_STEP(
+            tx.db, run=run, path=loop.path, type="CALL.LOOP", version=loop.version, after="[]", effect=None,
+            state=StepState.OPEN.value, attempt=loop.iteration, key=loop.name, arguments=None, output=state, error=None,
+            admitted_at=None, settled_at=None, due_at=None,
+        )  # fmt: skip
 
 
 def begin_wait(tx: Transaction, fence: Fence, row: StepRow, signal: str | None, event: Event) -> StepRow:
