@@ -23,6 +23,7 @@ from ditto.config import Config
 from ditto.engine import opening
 from ditto.engine.drive import Drive
 from ditto.engine.executor import Engine, GraphResult, run_graph
+from ditto.engine.flows import run_flow
 from ditto.engine.loops import run_loop
 from ditto.engine.opening import Closed, OnFinished, Opened, Request
 from ditto.engine.outcomes import ErrorRecord
@@ -45,6 +46,7 @@ from ditto.errors import (
     StoreError,
     TransitionRefusedError,
 )
+from ditto.flow import Flow
 from ditto.graph import Graph, check_name
 from ditto.loop import Loop
 from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
@@ -72,7 +74,7 @@ def create_ditto(
     *,
     store: str | Path | None = None,
     workers: Iterable[Worker] = (),
-    workflows: Iterable[Graph | Loop] = (),
+    workflows: Iterable[Graph | Loop | Flow] = (),
     sandbox: Sandbox | None = None,
     clock: Clock | None = None,
 ) -> Runtime:
@@ -120,7 +122,7 @@ class Runtime:
         config: Config,
         location: Location,
         workers: tuple[Worker, ...],
-        workflows: Mapping[tuple[str, str], Graph | Loop],
+        workflows: Mapping[tuple[str, str], Graph | Loop | Flow],
         sandbox: Sandbox,
         clock: Clock,
     ) -> None:
@@ -169,8 +171,9 @@ class Runtime:
     @overload
     async def run(
         self,
-        graph: Graph,
+        workflow: Graph,
         input: Any = None,
+        /,
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
@@ -180,25 +183,40 @@ class Runtime:
     @overload
     async def run(
         self,
-        graph: Graph,
+        workflow: Graph,
         input: Any = None,
+        /,
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
-        on_wait: Literal["return"],
+        on_wait: OnWait,
         concurrency: int | None = None,
     ) -> dict[str, Any] | Waiting: ...
+    @overload
     async def run(
         self,
-        graph: Graph,
+        workflow: Loop | Flow,
         input: Any = None,
+        /,
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
         on_wait: OnWait = "block",
         concurrency: int | None = None,
-    ) -> dict[str, Any] | Waiting:
-        """Run a Graph to its end and return `{node: output}`, None for a skipped node.
+    ) -> Any: ...
+    async def run(
+        self,
+        workflow: Graph | Loop | Flow,
+        input: Any = None,
+        /,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        on_wait: OnWait = "block",
+        concurrency: int | None = None,
+    ) -> Any:
+        """Run a workflow to its end. A Graph returns `{node: output}`, None for a skipped node; a Loop its last state;
+        a Flow what its function returned.
 
         A new `id` starts; an open run goes on; a closed one returns what is saved, or raises it. `on_finished`
         says what else a closed run may do: "new" starts a new generation, "new_if_failed" does if it failed,
@@ -206,15 +224,16 @@ class Runtime:
         waited for, or, by `on_wait="return"`, let go of: what comes back then is a Waiting, and the run is a row.
 
         Raises StepError (a step failed), UnknownOutcomeError, RunConflictError (the id belongs to another workflow
-        or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed), StoreError,
+        or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed),
+        ReplayMismatchError (a Flow asks for something other than what is recorded), LimitExceededError (a Loop hit
+        `max_iterations`: what was found is kept, and a later call with a higher one goes on), StoreError,
         DefinitionError, InvalidValueError. A cancelled caller gets its cancellation; the run can be resumed.
         """
-        if not isinstance(graph, Graph):
-            raise DefinitionError(
-                f"runtime.run takes a Graph, not {type(graph).__name__}; a Loop is run by runtime.loop"
-            )
-        outputs: dict[str, Any] | Waiting = await self._drive(graph, input, id, on_finished, concurrency, on_wait)
-        return outputs
+        if isinstance(workflow, Loop):
+            self._check_iterations(workflow)
+        elif not isinstance(workflow, Graph | Flow):
+            raise DefinitionError(f"runtime.run takes a Graph, a Loop or a Flow, not {type(workflow).__name__}")
+        return await self._drive(workflow, input, id, on_finished, concurrency, on_wait)
 
     async def loop(
         self,
@@ -226,17 +245,12 @@ class Runtime:
         on_wait: OnWait = "block",
         concurrency: int | None = None,
     ) -> Any:
-        """Run a Loop from `state` until it is done and return its last state. As `run`; and raises LimitExceededError
-        when the loop hits `max_iterations`: what was found is kept, and a later call with a higher one goes on."""
+        """Run a Loop from `state` until it is done and return its last state. Otherwise as `run`."""
         if not isinstance(loop, Loop):
             raise DefinitionError(
                 f"runtime.loop takes a Loop, not {type(loop).__name__}; a Graph is run by runtime.run"
             )
-        if loop.max_iterations > self.config.runtime.max_iterations:
-            raise DefinitionError(
-                f"loop {loop.name}: max_iterations {loop.max_iterations} is above the configured "
-                f"runtime.max_iterations {self.config.runtime.max_iterations}"
-            )
+        self._check_iterations(loop)
         return await self._drive(loop, state, id, on_finished, concurrency, on_wait)
 
     async def resume(self, run_id: str, *, on_wait: OnWait = "block") -> Any:
@@ -500,9 +514,17 @@ class Runtime:
 
     # Inside
 
+    def _check_iterations(self, loop: Loop) -> None:
+        limit = self.config.runtime.max_iterations
+        if loop.max_iterations > limit:
+            raise DefinitionError(
+                f"loop {loop.name}: max_iterations {loop.max_iterations} is above the configured "
+                f"runtime.max_iterations {limit}"
+            )
+
     async def _drive(
         self,
-        workflow: Graph | Loop,
+        workflow: Graph | Loop | Flow,
         input: Any,
         id: str | None,
         on_finished: OnFinished,
@@ -518,7 +540,7 @@ class Runtime:
         opened = await self._ready()
         if isinstance(workflow, Graph):
             opened.engine.router.check(workflow)
-        elif isinstance(workflow.graph, Graph):
+        elif isinstance(workflow, Loop) and isinstance(workflow.graph, Graph):
             opened.engine.router.check(workflow.graph)
         stored = opened.store.encode(input, f"the input of {workflow.name}")
         while run_id in opened.active:
@@ -546,26 +568,35 @@ class Runtime:
                 opened.active.pop(run_id, None)
 
     async def _drive_opened(
-        self, opened: _Open, run: Opened, workflow: Graph | Loop, input: Any, concurrency: int
+        self, opened: _Open, run: Opened, workflow: Graph | Loop | Flow, input: Any, concurrency: int
     ) -> Any:
         """Drive a run that is ours, and let go of it, however it ends."""
         drive, trouble = run.drive, Trouble(run.drive.halted, run.error)
-        value: Callable[[], Any]
+        value: Callable[[], Any] = lambda: None  # noqa: E731
+        end, ended, iterations = COMPLETED, False, 0
         opened.engine.drives[drive.run.id] = drive
         opened.store.watch(partial(self._notice_outsiders, opened))
         try:
             if isinstance(workflow, Graph):
-                result = await run_graph(
+                ran = await run_graph(
                     opened.engine, drive, workflow, input, prefix="", concurrency=concurrency, trouble=trouble,
                     end=COMPLETED,
                 )  # fmt: skip
-                end, ended, value, iterations = COMPLETED, result.ended, partial(result.decode, workflow), 0
+                ended, value = ran.ended, partial(ran.decode, workflow)
+            elif isinstance(workflow, Flow):
+                result = await run_flow(
+                    opened.engine, drive, workflow, input, concurrency=concurrency, trouble=trouble,
+                    run_child=partial(self._run_child, drive),
+                )  # fmt: skip
+                if result is not None:
+                    drive.hold_result(result)
+                    value = result.decode
             else:
                 assert run.loop is not None
                 looped = await run_loop(
                     opened.engine, drive, workflow, run.loop, concurrency=concurrency, trouble=trouble
                 )
-                end, ended, value = looped.end or COMPLETED, False, looped.state.plain
+                end, value = looped.end or COMPLETED, looped.state.plain
                 iterations = looped.iteration
             if trouble or trouble.waits:
                 trouble.note_lost(drive.rows)
@@ -591,6 +622,10 @@ class Runtime:
         if end.status is RunStatus.EXHAUSTED:
             raise exhausted(drive.run.run_id, workflow.name, iterations)
         return value()
+
+    async def _run_child(self, parent: Drive, workflow: Graph | Loop | Flow, input: Any, run_id: str) -> Any:
+        """A run of its own for a Flow, which waits for it, or not, as its own caller does."""
+        return await self._drive(workflow, input, run_id, "return", None, "block" if parent.blocks else "return")
 
     def _notice_outsiders(self, opened: _Open) -> None:
         """Another process has written: waits may be over, and runs may not be ours any more."""
@@ -630,10 +665,10 @@ class Runtime:
         except DittoError as error:
             logger.warning("run %s was not released: %s", drive.run.run_id, error)
 
-    async def _saved(self, opened: _Open, workflow: Graph | Loop, run: RunRow) -> Any:
+    async def _saved(self, opened: _Open, workflow: Graph | Loop | Flow, run: RunRow) -> Any:
         """What a closed run came to, as its first caller got it."""
         opening.raise_saved(run)
-        if run.kind == "loop":
+        if run.kind != "graph":
             state = await opened.store.read(queries.load_state, run.state)
             return None if state is None else state.plain()
         assert isinstance(workflow, Graph)
@@ -685,13 +720,13 @@ class Runtime:
         return opened
 
 
-def _by_name(workflows: Iterable[Graph | Loop]) -> dict[tuple[str, str], Graph | Loop]:
+def _by_name(workflows: Iterable[Graph | Loop | Flow]) -> dict[tuple[str, str], Graph | Loop | Flow]:
     """Workflows by kind and name. Raises ConfigError for two of one name."""
-    named: dict[tuple[str, str], Graph | Loop] = {}
+    named: dict[tuple[str, str], Graph | Loop | Flow] = {}
     for workflow in workflows:
-        if not isinstance(workflow, Graph | Loop):
-            raise ConfigError(f"workflows takes Graphs and Loops, not {type(workflow).__name__}")
-        key = ("graph" if isinstance(workflow, Graph) else "loop", workflow.name)
+        if not isinstance(workflow, Graph | Loop | Flow):
+            raise ConfigError(f"workflows takes Graphs, Loops and Flows, not {type(workflow).__name__}")
+        key = (opening.kind_of(workflow), workflow.name)
         if key in named:
             raise ConfigError(f"two workflows are {key[0]} {workflow.name!r}; runs are found by that name")
         named[key] = workflow

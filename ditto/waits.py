@@ -2,6 +2,7 @@
 
 - a **signal**: somebody's input to an open run, by name; queued if it comes early, delivered once;
 - an **approval**: one decision on what is shown, bound to its digest; kept with who and when;
+- a **child**: the end of another run, which a Flow started;
 - a **timer**: by the clock of the record, so that it outlives the process and is unharmed by clock changes inside it.
 """
 
@@ -31,6 +32,7 @@ class WaitKind(StrEnum):
     SIGNAL = "WAIT.SIGNAL"
     APPROVAL = "WAIT.APPROVAL"
     TIMER = "WAIT.TIMER"
+    CHILD = "WAIT.CHILD"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,9 @@ logger = logging.getLogger("ditto.engine")
 class Drive:
     """What a runtime knows of the run it drives, and how it writes it. Used on the event loop's thread."""
 
-    def __init__(self, store: Store, run: RunRow, fence: Fence, rows: dict[str, StepRow]) -> None:
+    def __init__(
+        self, store: Store, run: RunRow, fence: Fence, rows: dict[str, StepRow], *, resumed: bool = False
+    ) -> None:
         self.store = store
         self.run = run
         self.fence = fence
@@ -66,6 +68,8 @@ class Drive:
         """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
         self.stopped: DittoError | None = None
         """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
+        self.resumed = resumed
+        """The run was there before: it may have rows that are not in `rows` yet."""
         self.blocks = True
         """A wait is waited for here; else the run is let go of while it lasts."""
         self.wakes: set[Callable[[], None]] = set()
@@ -91,6 +95,12 @@ class Drive:
             # Steps that never wait would let neither the timer nor anybody else run.
             self._flush()
             await anyio.lowlevel.checkpoint()
+
+    def hold_call(self, row: StepRow, event: Event) -> None:
+        """Keep what a call of a Flow came to: it stands for steps whose outcomes are recorded."""
+        self._held.calls.append(row)
+        self._held.events.append(event)
+        self._schedule()
 
     def hold_event(self, event: Event) -> None:
         """Keep a line of history until the next barrier."""
@@ -315,7 +325,7 @@ class Drive:
         held, self._held = self._held, _Held()
 
         def write(tx: Transaction) -> None:
-            transitions.record_steps(tx, self.fence, held.rows, held.events, tuple(held.loops.values()))
+            transitions.record_steps(tx, self.fence, held.rows, held.events, tuple(held.loops.values()), held.calls)
 
         return Unit([write], tuple(self._point(row) for row in held.rows), after=self._last)
 
@@ -337,6 +347,7 @@ class _Held:
 
     rows: list[StepRow] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    calls: list[StepRow] = field(default_factory=list)
     loops: dict[str | None, LoopState] = field(default_factory=dict)
     """How far each loop is, by the path of its call; None for a run that is a loop."""
 

@@ -231,7 +231,7 @@ class _Execution:
             try:
                 outcome = await step.run(self._values, skip=self._all_parents_skipped(node), end=end)
             except TransitionRefusedError as refused:
-                outcome, end = await self._adopt(step, refused), None
+                outcome, end = await adopt(self.drive, step, refused), None
         except DittoError as error:
             self.stop = self.stop or error
             self.drive.halted.set()
@@ -259,21 +259,6 @@ class _Execution:
         if not self.settling:
             self.frontier.settle(node.name)
 
-    async def _adopt(self, step: Step, refused: TransitionRefusedError) -> StepEnd:
-        """Somebody else settled the step while we were at it: what they recorded stands, and ours is late."""
-        reason = await self.drive.explain(refused)
-        row = await self.drive.store.read(queries.get_step, self.drive.run.id, step.path)
-        if reason is not refused or row is None:
-            self.drive.stop(reason)
-            raise reason
-        self.drive.rows[step.path] = row
-        if row.state is StepState.COMPLETED and row.output is not None:
-            return Completed(row.output)
-        error = ErrorRecord.from_text(row.error) if row.error else None
-        if row.state is StepState.FAILED and error is not None:
-            return Failed(error)
-        return Unknown("another process changed the step while it ran; run again")
-
     def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
         """The named values, decoded anew for this reader; None for a skipped node."""
         values: dict[str, Any] = {}
@@ -284,3 +269,19 @@ class _Execution:
 
     def _all_parents_skipped(self, node: Node) -> bool:
         return bool(node.after) and all(self.outputs[parent] is None for parent in node.after)
+
+
+async def adopt(drive: Drive, step: Step, refused: TransitionRefusedError) -> StepEnd:
+    """Somebody else settled the step while we were at it: what they recorded stands, and ours is late."""
+    reason = await drive.explain(refused)
+    row = await drive.store.read(queries.get_step, drive.run.id, step.path)
+    if reason is not refused or row is None:
+        drive.stop(reason)
+        raise reason
+    drive.rows[step.path] = row
+    if row.state is StepState.COMPLETED and row.output is not None:
+        return Completed(row.output)
+    error = ErrorRecord.from_text(row.error) if row.error else None
+    if row.state is StepState.FAILED and error is not None:
+        return Failed(error)
+    return Unknown("another process changed the step while it ran; run again")

@@ -14,6 +14,7 @@ import anyio
 
 from ditto.engine.ownership import Owner
 from ditto.errors import DittoError, RunBusyError, StoreError
+from ditto.flow import Flow
 from ditto.graph import Graph
 from ditto.loop import Loop
 from ditto.runs import Recovered
@@ -28,7 +29,7 @@ STORE_TRIES_MAX: Final = 6
 STORE_WAIT_S: Final = 0.2
 """First wait before a run is tried again that a busy or failing store kept from going on; doubled each time."""
 
-Workflows: TypeAlias = Mapping[tuple[str, str], Graph | Loop]
+Workflows: TypeAlias = Mapping[tuple[str, str], Graph | Loop | Flow]
 Resume: TypeAlias = Callable[[RunRow], Awaitable[None]]
 
 

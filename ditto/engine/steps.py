@@ -112,9 +112,14 @@ def lost_reason(row: StepRow) -> str:
 class Step:
     """One node of one run, while it is brought to its end."""
 
-    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str, halted: Halt) -> None:
+    def __init__(
+        self, engine: Engine, drive: Drive, node: Node, path: str, halted: Halt, *, ends_failed: bool = False
+    ) -> None:
         self.engine = engine
         self.halted = halted
+        self.refused = StepState.FAILED if ends_failed else StepState.REFUSED
+        """How the row of a step ends that was refused for the last time: a Flow may go on from it, and must not see
+        another outcome when it is replayed."""
         self.drive = drive
         self.node = node
         self.path = path
@@ -442,7 +447,7 @@ class Step:
             case Failed():
                 return await self._commit_failure(outcome)
             case Refused(error, cause):
-                row = self._new_row(StepState.REFUSED, like=self.row, error=error.to_text())
+                row = self._new_row(self.refused, like=self.row, error=error.to_text())
                 await self._record(row, Event("step_refused", self.path, _error_body(error, self.attempt)))
                 return Failed(error, cause)
             case Unknown(reason):
@@ -639,7 +644,7 @@ def over_output(kind: WaitKind) -> dict[str, Any]:
             return {"timed_out": True, "body": None, "actor": None, "at": None}
         case WaitKind.APPROVAL:
             return {"decision": "expired", "actor": None, "reason": None, "digest": None, "at": None}
-        case WaitKind.TIMER:
+        case WaitKind.TIMER | WaitKind.CHILD:
             return {"timed_out": True}
 
 

@@ -124,6 +124,8 @@ steps = Table(
 )
 Index("ditto_steps_due", steps.c.due_at, sqlite_where=steps.c.state == StepState.WAITING.value)
 
+Index("ditto_steps_waiting", steps.c.key, sqlite_where=steps.c.state == StepState.WAITING.value)
+
 signals = Table(
     "ditto_signals",
     metadata,

@@ -129,6 +129,20 @@ WAKE_RUN: Final = Statement(
     .where(runs.c.id == bindparam("b_run"), runs.c.status == RunStatus.WAITING.value)
     .values(status=RunStatus.INTERRUPTED.value)
 )
+WAKE_PARENTS: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.status == RunStatus.WAITING.value,
+        runs.c.id.in_(
+            select(steps.c.run).where(
+                steps.c.state == StepState.WAITING.value,
+                steps.c.type == "WAIT.CHILD",
+                steps.c.key == bindparam("b_run_id"),
+            )
+        ),
+    )
+    .values(status=RunStatus.INTERRUPTED.value)
+)
 GET_STATUS: Final = Statement(select(runs.c.status).where(runs.c.id == bindparam("b_run")))
 GET_SEQ: Final = Statement(select(runs.c.seq).where(runs.c.id == bindparam("b_run")))
 
@@ -180,6 +194,11 @@ ADVANCE_CALL: Final = Statement(
         steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path"), steps.c.state == StepState.OPEN.value
     )
     .values(attempt=bindparam("n_attempt"), output=bindparam("n_output"))
+)
+MOVE_CALL: Final = Statement(
+    update(steps)
+    .where(steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path"))
+    .values({name: bindparam(f"n_{name}") for name in ("version", "state", "attempt", "output", "error", "settled_at")})
 )
 LIST_CALLS: Final = Statement(
     select(steps.c.id, *[steps.c[name] for name in _STEP_COLUMNS])

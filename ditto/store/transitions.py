@@ -28,7 +28,7 @@ from ditto.errors import TransitionRefusedError
 from ditto.items import Items, Kept
 from ditto.store import statements as sql
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import CLOSED, RunStatus, StepState
+from ditto.store.schema import CLOSED, REOPENABLE, RunStatus, StepState
 from ditto.store.values import GROWING, Growing, Stored, digest, store_text
 
 EVENT_ID_SHIFT: Final = 32
@@ -149,7 +149,7 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
         b_seen_status=seen.status.value,
         b_owner=owner,
         b_status=RunStatus.RUNNING.value,
-        b_error=seen.error if seen.status in (RunStatus.UNKNOWN, RunStatus.RUNNING) else None,
+        b_error=None if seen.status in REOPENABLE else seen.error,
         b_events=len(events),
         b_at=tx.at,
     )
@@ -160,7 +160,12 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
 
 
 def record_steps(
-    tx: Transaction, fence: Fence, rows: Sequence[StepRow], events: Sequence[Event], loops: Sequence[LoopState] = ()
+    tx: Transaction,
+    fence: Fence,
+    rows: Sequence[StepRow],
+    events: Sequence[Event],
+    loops: Sequence[LoopState] = (),
+    calls: Sequence[StepRow] = (),
 ) -> None:
     """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence."""
     touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
@@ -171,26 +176,49 @@ def record_steps(
             sql.ADVANCE_LOOP(tx.db, b_run=fence.run, b_iteration=loop.iteration, b_state=tx.keep(loop.state))
         else:
             _advance_call(tx, fence.run, loop)
+    for call in calls:
+        if not _move_call(tx, fence.run, call):
+            _insert_step(tx, fence.run, call)
     for row in rows:
-        sql.INSERT_STEP(
-            tx.db,
-            run=fence.run,
-            path=row.path,
-            type=row.type,
-            version=row.version,
-            after=row.after,
-            effect=row.effect,
-            state=row.state.value,
-            attempt=row.attempt,
-            key=row.key,
-            arguments=tx.keep(row.arguments),
-            output=tx.keep(row.output),
-            error=row.error,
-            admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
-            settled_at=None if row.state in (StepState.ADMITTED, StepState.WAITING) else tx.at,
-            due_at=row.due_at,
-        )
+        _insert_step(tx, fence.run, row)
     tx.tell(fence.run, events)
+
+
+def _move_call(tx: Transaction, run: int, call: StepRow) -> bool:
+    """A call of a Flow that has a row already: a Loop that was open, a failure that was tried again."""
+    moved = sql.MOVE_CALL(
+        tx.db,
+        b_run=run,
+        b_path=call.path,
+        n_version=call.version,
+        n_state=call.state.value,
+        n_attempt=call.attempt,
+        n_output=tx.keep(call.output),
+        n_error=call.error,
+        n_settled_at=tx.at,
+    )
+    return moved.rowcount == 1
+
+
+def _insert_step(tx: Transaction, run: int, row: StepRow) -> None:
+    sql.INSERT_STEP(
+        tx.db,
+        run=run,
+        path=row.path,
+        type=row.type,
+        version=row.version,
+        after=row.after,
+        effect=row.effect,
+        state=row.state.value,
+        attempt=row.attempt,
+        key=row.key,
+        arguments=tx.keep(row.arguments),
+        output=tx.keep(row.output),
+        error=row.error,
+        admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
+        settled_at=None if row.state in (StepState.ADMITTED, StepState.WAITING) else tx.at,
+        due_at=row.due_at,
+    )
 
 
 def _advance_call(tx: Transaction, run: int, loop: LoopState) -> None:
@@ -312,6 +340,8 @@ def release_run(tx: Transaction, fence: Fence, end: RunEnd) -> None:
     )
     if released.rowcount != 1:
         raise _fence_lost("release_run", fence)
+    if end.status in CLOSED:
+        sql.WAKE_PARENTS(tx.db, b_run_id=fence.run_id)
     tx.tell(fence.run, (end.event,))
 
 

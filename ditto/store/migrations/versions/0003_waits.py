@@ -11,6 +11,7 @@ def upgrade() -> None:
     """A new column that no older row needs, its index, and a new table."""
     op.add_column("ditto_steps", sa.Column("due_at", sa.BigInteger))
     op.create_index("ditto_steps_due", "ditto_steps", ["due_at"], sqlite_where=sa.text("state = 'waiting'"))
+    op.create_index("ditto_steps_waiting", "ditto_steps", ["key"], sqlite_where=sa.text("state = 'waiting'"))
     op.create_table(
         "ditto_signals",
         sa.Column("id", sa.Integer, primary_key=True),
