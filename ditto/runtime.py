@@ -32,12 +32,14 @@ from ditto.engine.questions import find_question, open_wait
 from ditto.engine.recovering import recover_runs
 from ditto.engine.resolving import Decision, decide_resolution
 from ditto.engine.routing import Router
+from ditto.engine.serving import Serving
 from ditto.engine.steps import is_lost
 from ditto.engine.trouble import Trouble, exhausted
 from ditto.errors import (
     ConfigError,
     DefinitionError,
     DittoError,
+    ReplayMismatchError,
     RunBlockedError,
     RunBusyError,
     RunCancelledError,
@@ -54,7 +56,7 @@ from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
-from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunRow, Seen, StepRow
+from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
 from ditto.waits import ON_WAIT, OnWait, Waiting
@@ -107,6 +109,7 @@ class _Open:
     engine: Engine
     active: dict[str, asyncio.Event] = field(default_factory=dict)
     """Runs that this runtime drives now, by id; the event is set when it lets go."""
+    serving: Serving | None = None
     looking: asyncio.Task[None] | None = None
     """Looks, after another process has written, whether our runs are still ours."""
     log_filter: LogFilter | None = None
@@ -282,6 +285,30 @@ class Runtime:
         return await recover_runs(
             opened.store, opened.owner, self._workflows, self._resume_found, self.config.runtime.concurrency
         )
+
+    async def serve(self) -> None:
+        """Drive the runs of registered workflows that nobody drives, until the runtime is closed, or the caller
+        cancelled: runs of dead owners, and waiting runs whose signal, decision or time has come.
+
+        `runtime.concurrency` runs at a time. A run that goes on to wait is let go of. One whose process died three
+        times in a row without any progress is left to a person. On `close`, no further run is taken up, and what runs
+        is drained.
+        """
+        opened = await self._ready()
+        serving = Serving(
+            opened.store,
+            opened.owner,
+            self._workflows,
+            self._resume_found,
+            self.config.runtime.concurrency,
+            lambda: opened.engine.closing,
+        )
+        opened.serving = serving
+        opened.store.watch(partial(self._notice_outsiders, opened))
+        try:
+            await serving.serve()
+        finally:
+            opened.serving = None
 
     async def _resume_found(self, run: RunRow) -> None:
         """Drive a run that was found undriven; RunBusyError if somebody else was faster."""
@@ -493,6 +520,8 @@ class Runtime:
     def _wake(opened: _Open, run: int) -> None:
         if (drive := opened.engine.drives.get(run)) is not None:
             drive.wake()
+        if opened.serving is not None:
+            opened.serving.wake.set()
 
     async def cancel(self, run_id: str, *, actor: str = "", reason: str = "") -> None:
         """Cancel an open run for good, whoever drives it: its owner starts no further step.
@@ -612,7 +641,7 @@ class Runtime:
             raise stopped from None
         finally:
             opened.engine.drives.pop(drive.run.id, None)
-            if not opened.engine.drives:
+            if not opened.engine.drives and opened.serving is None:
                 opened.store.watch(None)
             drive.forget_held()
         if trouble:
@@ -631,6 +660,8 @@ class Runtime:
         """Another process has written: waits may be over, and runs may not be ours any more."""
         for drive in opened.engine.drives.values():
             drive.wake()
+        if opened.serving is not None:
+            opened.serving.wake.set()
         if opened.looking is None or opened.looking.done():
             opened.looking = asyncio.create_task(self._look_for_lost_runs(opened), name="ditto-outsiders")
 
@@ -652,18 +683,21 @@ class Runtime:
             if isinstance(error, TransitionRefusedError):
                 error = await drive.explain(error)
             if not isinstance(error, RunBusyError | RunCancelledError):  # else it is not ours to let go of
-                await self._let_go(drive, trouble)
+                await self._let_go(drive, trouble, error)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id
         return error
 
-    async def _let_go(self, drive: Drive, trouble: Trouble) -> None:
+    async def _let_go(self, drive: Drive, trouble: Trouble, error: BaseException) -> None:
         """Leave the run so that it can be resumed; the first error waits for what is unknown to be settled."""
         trouble.note_lost(drive.rows)
+        end = trouble.end() if trouble.unknown else INTERRUPTED
+        if isinstance(error, ReplayMismatchError | RunBlockedError):
+            end = RunEnd(RunStatus.BLOCKED, event=Event("run_blocked", body={"reason": error.message}))
         try:
-            await drive.release(trouble.end() if trouble.unknown else INTERRUPTED)
-        except DittoError as error:
-            logger.warning("run %s was not released: %s", drive.run.run_id, error)
+            await drive.release(end)
+        except DittoError as failed:
+            logger.warning("run %s was not released: %s", drive.run.run_id, failed)
 
     async def _saved(self, opened: _Open, workflow: Graph | Loop | Flow, run: RunRow) -> Any:
         """What a closed run came to, as its first caller got it."""

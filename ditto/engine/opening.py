@@ -11,6 +11,7 @@ open                                  → claim_run
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -182,6 +183,7 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
     state = await store.read(queries.load_state, run.state)
     rows, differences = await _recorded_steps(store, run, workflow, state)
     if differences:
+        await _block(store, run, differences)
         raise RunBlockedError(
             f"run {run.run_id}: the code changed under it: {'; '.join(differences)}. "
             "Run it with the code that it was started with, or cancel it",
@@ -210,6 +212,15 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
         None if state is None else LoopState(run.iteration, state),
         ErrorRecord.from_text(run.error) if keeps_error and run.error is not None else None,
     )
+
+
+async def _block(store: Store, run: RunRow, differences: list[str]) -> None:
+    """Say in the store that the code does not fit; once, however often it is tried."""
+    if run.status is RunStatus.BLOCKED:
+        return
+    event = Event("run_blocked", body={"differences": differences})
+    with suppress(TransitionRefusedError):
+        await store.commit(lambda tx: transitions.block_run(tx, run, event))
 
 
 async def _recorded_steps(
@@ -256,6 +267,8 @@ def _as_created(key: int, new: NewRun, at: int) -> RunRow:
         iteration=0,
         state=None if new.state is None else new.state.column,
         error=None,
+        crashes=0,
+        claimed_seq=1,
         created_at=at,
         updated_at=at,
     )

@@ -30,6 +30,10 @@ class RunRow:
     iteration: int
     state: str | None
     error: str | None
+    crashes: int
+    """How often in a row its process died without any progress."""
+    claimed_seq: int
+    """The number of its last event when it was last claimed."""
     created_at: int
     updated_at: int
 

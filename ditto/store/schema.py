@@ -95,6 +95,8 @@ runs = Table(
     Column("iteration", Integer, nullable=False),
     Column("state", Text),
     Column("error", Text),
+    Column("crashes", Integer, nullable=False, server_default="0"),
+    Column("claimed_seq", Integer, nullable=False, server_default="0"),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     UniqueConstraint("run_id", "generation"),

@@ -84,6 +84,7 @@ RELEASE_RUN: Final = Statement(
         updated_at=bindparam("b_at"),
         status=bindparam("b_status"),
         error=bindparam("b_error"),
+        crashes=0,
         owner=None,
     )
 )
@@ -99,6 +100,22 @@ CLAIM_RUN: Final = Statement(
         fence=runs.c.fence + 1,
         status=bindparam("b_status"),
         error=bindparam("b_error"),
+        crashes=bindparam("b_crashes"),
+        claimed_seq=runs.c.seq + bindparam("b_events"),
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+    )
+)
+BLOCK_RUN: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.id == bindparam("b_run"),
+        runs.c.fence == bindparam("b_seen_fence"),
+        runs.c.status == bindparam("b_seen_status"),
+    )
+    .values(
+        status=RunStatus.BLOCKED.value,
+        owner=None,
         seq=runs.c.seq + bindparam("b_events"),
         updated_at=bindparam("b_at"),
     )

@@ -124,6 +124,8 @@ def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
         iteration=0,
         state=None if new.state is None else new.state.column,
         error=None,
+        crashes=0,
+        claimed_seq=len(events),
         created_at=tx.at,
         updated_at=tx.at,
     )
@@ -148,6 +150,7 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
         b_seen_fence=seen.fence,
         b_seen_status=seen.status.value,
         b_owner=owner,
+        b_crashes=_crashes(seen),
         b_status=RunStatus.RUNNING.value,
         b_error=None if seen.status in REOPENABLE else seen.error,
         b_events=len(events),
@@ -157,6 +160,23 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
         raise TransitionRefusedError("claim_run", "another runtime took the run first", run_id=seen.run_id)
     tx.tell(seen.id, events)
     return seen.fence + 1
+
+
+def _crashes(seen: RunRow) -> int:
+    """How often in a row the run's process has died without any progress, this time included."""
+    if seen.status is not RunStatus.RUNNING or seen.owner is None:
+        return 0
+    return 1 if seen.seq > seen.claimed_seq else seen.crashes + 1
+
+
+def block_run(tx: Transaction, seen: RunRow, event: Event) -> None:
+    """The code does not fit the run: it is left as it is, until it is run with other code. Guard: fence and status."""
+    blocked = sql.BLOCK_RUN(
+        tx.db, b_run=seen.id, b_seen_fence=seen.fence, b_seen_status=seen.status.value, b_events=1, b_at=tx.at
+    )
+    if blocked.rowcount != 1:
+        raise TransitionRefusedError("block_run", "another runtime moved the run first", run_id=seen.run_id)
+    tx.tell(seen.id, (event,))
 
 
 def record_steps(

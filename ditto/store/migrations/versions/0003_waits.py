@@ -1,4 +1,4 @@
-"""Waits: when a waiting step is due, and the signals that are sent to a run."""
+"""Waits: when a waiting step is due, the signals that are sent to a run, and how often its process died in a row."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,9 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """A new column that no older row needs, its index, and a new table."""
+    """New columns that no older row needs, their indexes, and a new table."""
+    op.add_column("ditto_runs", sa.Column("crashes", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("ditto_runs", sa.Column("claimed_seq", sa.Integer, nullable=False, server_default="0"))
     op.add_column("ditto_steps", sa.Column("due_at", sa.BigInteger))
     op.create_index("ditto_steps_due", "ditto_steps", ["due_at"], sqlite_where=sa.text("state = 'waiting'"))
     op.create_index("ditto_steps_waiting", "ditto_steps", ["key"], sqlite_where=sa.text("state = 'waiting'"))
