@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fast test-full lint types format wheel clean
+.PHONY: help setup demo test fast test-full acceptance lint types format wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ fast: setup lint  ## what to run on every save: style and the tests without a di
 test-full: setup lint types  ## all tests, the long sweeps included
 	$(PY) -m pytest -q
 
+acceptance: setup  ## run all recovery cases, report in .acceptance/; CONFIG=ditto.yaml asks its model
+	$(PY) -m benchmarks.acceptance $(if $(CONFIG),--config $(CONFIG))
+
 lint: setup
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/ruff format --quiet --check .
@@ -50,4 +53,4 @@ wheel: setup  ## build the wheel into dist/
 	$(PY) -m build --no-isolation --wheel --outdir dist .
 
 clean:  ## remove what was built, not the environment
-	rm -rf dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .examples-recovery
+	rm -rf dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .examples-recovery .acceptance

@@ -17,7 +17,7 @@ from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_o
 from ditto.errors import DefinitionError
 from ditto.signatures import is_async, named_parameters, require_sync
 from ditto.waits import Wait, WaitKind, check_seconds
-from ditto.worker import Action, Record, StepContext
+from ditto.worker import Action, Record, StepContext, lookup_for
 
 if TYPE_CHECKING:
     import networkx
@@ -98,7 +98,7 @@ class Node:
 
     def plan_step(self, arguments: dict[str, Any]) -> Action:
         """The Action of a plain step with these values for its function."""
-        function, lookup, owner = self.function, self.lookup, f"step {self.name}"
+        function, owner = self.function, f"step {self.name}"
         assert function is not None
         assert self.effect is not None
 
@@ -113,7 +113,7 @@ class Node:
             arguments=arguments,
             recorded=lambda: arguments,
             key=self.key(arguments) if self.key else None,
-            lookup=(lambda key, ctx: lookup(key, arguments, ctx)) if lookup else None,
+            lookup=lookup_for(self.lookup, arguments),
             absence_is_final=self.absence_is_final,
             absence_grace_s=self.absence_grace_s,
             record=self.record,

@@ -155,8 +155,8 @@ class Runtime:
         """
         self._closed = True
         opened, self._opened = self._opened, None
-        if opened is None:
-            return
+        if opened is None or opened.store.is_inherited:
+            return  # in a forked child all of it is the parent's, and no event loop runs
         with anyio.CancelScope(shield=True):
             opened.engine.close()
             with anyio.move_on_after(self.config.runtime.grace_s):
@@ -682,7 +682,8 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             if isinstance(error, TransitionRefusedError):
                 error = await drive.explain(error)
-            if not isinstance(error, RunBusyError | RunCancelledError):  # else it is not ours to let go of
+            # What is not ours any more, and what has ended in the same instant, is not ours to let go of.
+            if not drive.ended and not isinstance(error, RunBusyError | RunCancelledError):
                 await self._let_go(drive, trouble, error)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id

@@ -209,7 +209,7 @@ class Worker:
                 arguments=arguments,
                 recorded=lambda: as_data(arguments),
                 key=key(arguments) if key else None,
-                lookup=(lambda k, ctx: lookup(k, arguments, ctx)) if lookup else None,
+                lookup=lookup_for(lookup, arguments),
                 absence_is_final=absence_is_final,
                 absence_grace_s=absence_grace_s,
                 record=record,
@@ -226,6 +226,21 @@ class Worker:
         if handler.type.split(".")[0] in RESERVED_FAMILIES and handler.type not in NODE_TYPES:
             raise DefinitionError(f"worker {self.type}: ditto has no node type {handler.type}")
         return replace(self, handlers={**self.handlers, handler.type: handler})
+
+
+def lookup_for(lookup: Callable[..., Any] | None, arguments: Any) -> Callable[[str, StepContext], Any] | None:
+    """The look-up of one call; async if `lookup` is, so that it needs no thread."""
+    if lookup is None:
+        return None
+    asked = lookup
+
+    async def find_async(key: str, ctx: StepContext) -> Any:
+        return await asked(key, arguments, ctx)
+
+    def find(key: str, ctx: StepContext) -> Any:
+        return asked(key, arguments, ctx)
+
+    return find_async if is_async(lookup) else find
 
 
 def as_data(value: Any) -> Any:

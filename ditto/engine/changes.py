@@ -32,5 +32,5 @@ def list_differences(graph: Graph, rows: Mapping[str, StepRow], prefix: str = ""
         present = (node.type, list(node.after), node.version)
         for what, was, now in zip(("type", "dependencies", "version"), recorded, present, strict=True):
             if was != now:
-                differences.append(f"step {path}: its {what} is recorded as {was}, and is now {now}")
+                differences.append(f"step {path} is recorded with {what} {was}, and now has {now}")
     return differences

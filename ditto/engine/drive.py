@@ -74,6 +74,8 @@ class Drive:
         """A wait is waited for here; else the run is let go of while it lasts."""
         self.wakes: set[Callable[[], None]] = set()
         """Called when a wait may be over."""
+        self.ended = False
+        """We let go of the run: its end, or its release, is on disk."""
         self._held = _Held()
         self._held_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -211,17 +213,25 @@ class Drive:
     def note_returned(self, path: str, attempt: int, result: Any, error: BaseException | None) -> None:
         """Keep what a handler returned after its step had ended without it."""
         if error is not None:
-            self.note_late(path, attempt, error=f"{type(error).__name__}: {error}")
+            self._tell_late(path, attempt, error=f"{type(error).__name__}: {error}")
             return
         try:
             value = self.store.encode(as_data(result), f"the late result of step {path}")
         except Exception as refused:  # noqa: BLE001 - whatever a handler returned
-            self.note_late(path, attempt, error=str(refused))
+            self._tell_late(path, attempt, error=str(refused))
         else:
-            self.note_late(path, attempt, value=value)
+            self._tell_late(path, attempt, value=value)
 
-    def note_late(self, path: str, attempt: int, *, value: Stored | None = None, error: str | None = None) -> None:
+    async def note_late(
+        self, path: str, attempt: int, *, value: Stored | None = None, error: str | None = None
+    ) -> None:
         """Keep an outcome that came too late to be one, for a person to look at, whoever drives the run now."""
+        if (told := self._tell_late(path, attempt, value=value, error=error)) is not None:
+            await asyncio.wait([told])
+
+    def _tell_late(
+        self, path: str, attempt: int, *, value: Stored | None = None, error: str | None = None
+    ) -> Durable | None:
         body: dict[str, Any] = {"attempt": attempt}
         if value is not None:
             body["value"] = value.column
@@ -229,9 +239,10 @@ class Drive:
             body["error"] = self.store.redact(error)
         event = Event("step_returned_late", path, body)
         try:
-            self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value))
+            return self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value))
         except StoreClosedError:
             logger.warning("step %s of run %s returned after the runtime was closed", path, self.fence.run_id)
+            return None
 
     async def explain(self, refused: TransitionRefusedError) -> DittoError:
         """Why a transition was refused: the run was cancelled, another runtime has it, or only the step moved."""
@@ -279,11 +290,12 @@ class Drive:
         finally:
             # Known even if a cancellation was delivered in its place: a unit cannot be cut short.
             if waiter.done():
-                self._learn(waiter.exception(), rows)
+                self._learn(waiter.exception(), rows, end)
 
-    def _learn(self, error: BaseException | None, rows: Sequence[StepRow]) -> None:
+    def _learn(self, error: BaseException | None, rows: Sequence[StepRow], end: RunEnd | None) -> None:
         if error is None:
             self.rows.update((row.path, row) for row in rows)
+            self.ended = self.ended or end is not None
         elif not isinstance(error, UsersError | TransitionRefusedError):
             self.stop(_as_store_error(error))
 

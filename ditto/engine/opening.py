@@ -206,17 +206,17 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
     drive = Drive(store, run, fence, rows, resumed=True)
     if not told:
         drive.hold_event(event)
-    keeps_error = run.error is not None and run.status not in REOPENABLE
+    kept = None if run.status in REOPENABLE else run.error
     return Opened(
         drive,
         None if state is None else LoopState(run.iteration, state),
-        ErrorRecord.from_text(run.error) if keeps_error and run.error is not None else None,
+        None if kept is None else ErrorRecord.from_text(kept),
     )
 
 
 async def _block(store: Store, run: RunRow, differences: list[str]) -> None:
-    """Say in the store that the code does not fit; once, however often it is tried."""
-    if run.status is RunStatus.BLOCKED:
+    """Say of an open run that the code does not fit it; once, however often it is tried."""
+    if run.status is RunStatus.BLOCKED or run.status in CLOSED:
         return
     event = Event("run_blocked", body={"differences": differences})
     with suppress(TransitionRefusedError):

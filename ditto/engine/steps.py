@@ -324,6 +324,7 @@ class Step:
                 not_made = self._not_made("the caller was cancelled before the attempt")
                 await self._shielded(self._commit(not_made, action, None))
             raise
+        row.admitted_at = self.drive.store.clock.now_us()
         self.row = row
 
     def _deadline(self, action: Action) -> Deadline | None:
@@ -431,11 +432,11 @@ class Step:
         except (TransitionRefusedError, RunBusyError, RunCancelledError):
             match outcome:
                 case Completed(output):
-                    self.drive.note_late(self.path, self.attempt, value=output)
+                    await self.drive.note_late(self.path, self.attempt, value=output)
                 case Failed(error) | Refused(error):
-                    self.drive.note_late(self.path, self.attempt, error=f"{error.type}: {error.message}")
+                    await self.drive.note_late(self.path, self.attempt, error=f"{error.type}: {error.message}")
                 case Unknown(reason):
-                    self.drive.note_late(self.path, self.attempt, error=f"its outcome is unknown: {reason}")
+                    await self.drive.note_late(self.path, self.attempt, error=f"its outcome is unknown: {reason}")
             raise
 
     async def _commit_outcome(self, outcome: Outcome, action: Action, end: RunEnd | None) -> StepEnd:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable
@@ -121,6 +122,8 @@ class Threads:
         if job.late is not None:
             self._seats.release()
             job.done.cancel()
+            if inspect.iscoroutine(result):  # handed through by a plain function, and nobody is left to await it
+                result.close()
             job.late(result, error)
         elif isinstance(error, StopIteration | asyncio.CancelledError):
             job.done.set_exception(RuntimeError(f"the handler raised {type(error).__name__}"))

@@ -99,12 +99,17 @@ class Store:
 
     async def close(self) -> None:
         """Commit what waits and close both connections. In a forked child: nothing, they are the parent's."""
-        if os.getpid() == self._process:
+        if not self.is_inherited:
             await self._reader.close()
             await self._committer.close()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked off the one that opened the store."""
+        return os.getpid() != self._process
+
     def _refuse_fork(self) -> None:
-        if os.getpid() != self._process:
+        if self.is_inherited:
             raise StoreClosedError(
                 "this runtime was opened before fork(), and works in the parent only; start the child with 'spawn', "
                 "or fork before the store is opened"

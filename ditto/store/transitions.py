@@ -142,7 +142,8 @@ def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
 def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]) -> int:
     """The run is ours: running, fence + 1. Guard: fence and status are the ones seen.
 
-    The first error of a run that is still unknown is kept; a reopened run forgets it. Returns the new fence.
+    The first error of a run that was unknown when it failed is kept until what is unknown has been settled; a reopened
+    run forgets it. Returns the new fence.
     """
     claimed = sql.CLAIM_RUN(
         tx.db,

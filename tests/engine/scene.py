@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ditto import Config, Graph, Loop, Runtime, StepContext, Worker, create_ditto
+from ditto import Config, Graph, Loop, RunNotFoundError, Runtime, StepContext, Worker, create_ditto
 from ditto.clock import Clock
 from ditto.config import RuntimeConfig
 from ditto.runs import EventInfo
@@ -74,6 +74,15 @@ async def wait_until(seen: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def told(runtime: Runtime, run_id: str, kind: str) -> None:
+    """Return when the run's history has an event of that kind."""
+    while True:
+        with suppress(RunNotFoundError):
+            if kind in [event.kind for event in await events(runtime, run_id)]:
+                return
+        await asyncio.sleep(0.001)
+
+
 class World:
     """What is outside: it counts what is done to it, by key, and can be made to fail in stated ways."""
 
@@ -89,6 +98,31 @@ class World:
     def total(self) -> int:
         """How often anything was done."""
         return self.effects.total()
+
+
+class AtWait:
+    """Awaits a coroutine, and does something when it waits for the n-th time."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], acts: Mapping[int, Callable[[], Any]]) -> None:
+        self._work = work
+        self._acts = acts
+        self.count = 0
+        """How often it has waited."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        thrown: BaseException | None = None
+        while True:
+            try:
+                pending = self._work.send(None) if thrown is None else self._work.throw(thrown)
+            except StopIteration as end:
+                return end.value
+            self.count += 1
+            self._acts.get(self.count, lambda: None)()
+            thrown = None
+            try:
+                yield pending
+            except BaseException as error:  # noqa: BLE001 - handed on to the coroutine, whatever it is
+                thrown = error
 
 
 class Gate:

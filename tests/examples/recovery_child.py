@@ -32,7 +32,7 @@ FAILED, UNKNOWN, BUSY = 1, 4, 75
 async def perform(directory: Path, acts: list[dict[str, Any]]) -> int:
     setting, code = Setting.read(directory), 0
     async with setting.open(directory) as site, anyio.create_task_group() as group:
-        if setting.stalls_first and isinstance(site, World):
+        if setting.script == "stalling" and isinstance(site, World):
             group.start_soon(tell_of_stall, site)
         for act in acts:
             code = await perform_one(site, act)

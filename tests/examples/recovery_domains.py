@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from ditto.testing.provider import Script
+from ditto.testing.provider import Script, order_script
 from examples._shared.tools.fulfillment_ledger import read_ledger
 from examples._shared.tools.fulfillment_service import Faults
 from examples._shared.tools.recovery_store import RecoveryStore
@@ -51,18 +51,26 @@ def _transfers(profile: Any) -> Domain:
 DOMAINS: Final = {"orders": ORDERS, "transfer": _transfers(TRANSFER), "chain": _transfers(CHAIN)}
 
 
+SCRIPTS: Final[dict[str, Script]] = {
+    "default": default_script,
+    "order": order_script,
+    "stalling": stalling_script,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What the world of a folder is like for the programs that open it.
 
-    With `service_url` and `model_url` both live elsewhere, and the job is there already.
+    `script` is what the model answers: `order` is never a real one, `stalling` never answers its first request. With
+    `service_url` and `model_url` both live elsewhere, and the job is there already.
     """
 
     domain: str
     subject: dict[str, Any]
     faults: dict[str, Any] = field(default_factory=dict)
     requires_approval: bool = False
-    stalls_first: bool = False
+    script: Literal["default", "order", "stalling"] = "default"
     service_url: str | None = None
     model_url: str | None = None
 
@@ -81,12 +89,11 @@ class Setting:
             with closing(domain.open_store(directory, self.service_url)) as store:
                 yield Site(directory, store, self.service_url, self.model_url)
             return
-        script: Script = stalling_script if self.stalls_first else default_script
         async with domain.open_world(
             directory,
             domain.read_subject(**self.subject),
             faults=domain.read_faults(self.faults),
-            script=script,
+            script=SCRIPTS[self.script],
             requires_approval=self.requires_approval,
             create=not (directory / "results" / f"{JOB}.json").exists(),
         ) as world:

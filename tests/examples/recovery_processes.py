@@ -33,6 +33,7 @@ _context.set_forkserver_preload(
         "anyio._backends._asyncio",
         "ditto.testing.provider_http",
         "ditto_workers.infer.openai",
+        "examples._shared.recovery_story",
         "httpcore",
         "jsonschema",
         "tests.examples.recovery_domains",

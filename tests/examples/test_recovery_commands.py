@@ -1,24 +1,23 @@
-"""The eight commands, as a person calls them: each in a fresh folder, then gone on with by `--directory`.
-
-Two are run at a time, and nobody waits for more than their ends.
-"""
+"""The eight commands, as a person calls them: each in a fresh folder, then gone on with by `--directory`."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from examples._shared.recovery_story import main
 from tests.examples import recovery_facts
 from tests.examples.recovery_model import CONFIG, SCRIPTED, VARIABLE
-from tests.examples.recovery_processes import ENVIRONMENT, audit_all
+from tests.examples.recovery_processes import ENVIRONMENT, Process, audit_all
 from tests.examples.recovery_world import Audit, read_finding
 
 AT_ONCE: Final = 2
@@ -64,19 +63,26 @@ AGAIN: Final = {
 DECIDED: Final = {"approve": Told(0, "completed", BOTH, 1), "reject": Told(3, "rejected", NOTHING, 1)}
 
 
-class Command:
-    """One command in a process of its own."""
+def module_of(name: str) -> str:
+    return f"examples.control-flow.recovery.{name}"
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str] = ()) -> None:
-        model = [] if CONFIG is SCRIPTED else ["--config", str(Path(os.environ[VARIABLE]).resolve())]
+
+def model_arguments() -> list[str]:
+    return [] if CONFIG is SCRIPTED else ["--config", str(Path(os.environ[VARIABLE]).resolve())]
+
+
+class Command:
+    """One command, as a person calls it, in a folder."""
+
+    def __init__(self, name: str, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"examples.control-flow.recovery.{name}", *model, *arguments],
+            [sys.executable, "-m", module_of(name), *model_arguments()],
             cwd=folder,
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._fact = recovery_facts.note_process(name, self._process.pid)
+        self._fact = recovery_facts.note_process(module_of(name), self._process.pid)
 
     def end(self) -> tuple[int, str]:
         """Wait for it: its exit code, and what it has printed."""
@@ -98,13 +104,26 @@ class Ending:
         return str(self.said["directory"])
 
 
-def run_commands(folder: Path, calls: Mapping[str, tuple[str, Sequence[str]]]) -> dict[str, Ending]:
-    """Run commands (a name and its arguments, by a label), and look at what they leave in one fresh process."""
+def begin(folder: Path, names: Sequence[str]) -> dict[str, Ending]:
+    """Commands that make a folder of their own, two at a time."""
     ended: dict[str, tuple[int, str]] = {}
-    labels = list(calls)
-    for batch in (labels[at : at + AT_ONCE] for at in range(0, len(labels), AT_ONCE)):
-        running = {label: Command(calls[label][0], folder, calls[label][1]) for label in batch}
-        ended |= {label: command.end() for label, command in running.items()}
+    for batch in (names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)):
+        running = {name: Command(name, folder) for name in batch}
+        ended |= {name: command.end() for name, command in running.items()}
+    return look_at(ended)
+
+
+def go_on(calls: Mapping[str, tuple[str, Sequence[str]]]) -> dict[str, Ending]:
+    """Commands that go on with a folder: a name and its arguments, by a label."""
+    ended: dict[str, tuple[int, str]] = {}
+    for label, (name, arguments) in calls.items():
+        code, lines = Process(module_of(name), *model_arguments(), *arguments).end()
+        ended[label] = code, "\n".join(lines)
+    return look_at(ended)
+
+
+def look_at(ended: Mapping[str, tuple[int, str]]) -> dict[str, Ending]:
+    """What they have said, and what a fresh process finds in their folders."""
     said = {label: json.loads(printed) for label, (_, printed) in ended.items()}
     found = audit_all("orders", [Path(each["directory"]) for each in said.values()])
     return {
@@ -114,18 +133,17 @@ def run_commands(folder: Path, calls: Mapping[str, tuple[str, Sequence[str]]]) -
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Ending]]]:
-    """All eight, and all eight again; after that the pause is decided, one way in its folder and one way in a copy."""
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Ending]]:
+    """All eight, and all eight again; after that one pause is approved, and another one rejected."""
     folder = tmp_path_factory.mktemp("commands")
-    first = run_commands(folder, {name: (name, []) for name in FIRST})
-    again = run_commands(folder, {name: (name, ["--directory", first[name].folder]) for name in AGAIN})
-    other = run_commands(folder, {"pause": ("pause_resume", [])})["pause"]
-    asked = {"approve": first["pause_resume"].folder, "reject": other.folder}
+    first = begin(folder, list(FIRST))
+    again = go_on({name: (name, ["--directory", first[name].folder]) for name in AGAIN})
+    paused = {"approve": first["pause_resume"].folder, "reject": begin(folder, ["pause_resume"])["pause_resume"].folder}
     decided = {
-        decision: ("pause_resume", ["--directory", paused, "--decision", decision, "--actor", "Ada"])
-        for decision, paused in asked.items()
+        decision: ("pause_resume", ["--directory", where, "--decision", decision, "--actor", "Ada"])
+        for decision, where in paused.items()
     }
-    yield [first, again, run_commands(folder, decided)]
+    return [first, again, go_on(decided)]
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -190,8 +208,14 @@ def test_stories_end_as_they_are_told(told: list[dict[str, Ending]]) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_2(tmp_path: Path, told: list[dict[str, Ending]], arguments: list[str]) -> None:
+def test_wrong_usage_ends_with_2(
+    told: list[dict[str, Ending]], arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     done = told[0]["retry"]
-    code, printed = Command("pause_resume", tmp_path, [text.format(done.folder) for text in arguments]).end()
-    assert (code, printed) == (2, "")
+    story = importlib.import_module(module_of("pause_resume")).STORY
+    try:
+        code: Any = main(story, [text.format(done.folder) for text in arguments])
+    except SystemExit as ended:
+        code = ended.code
+    assert (code, capsys.readouterr().out) == (2, "")
     assert json.loads((Path(done.folder) / "results" / "task.json").read_text()) == done.said["checkpoint"]

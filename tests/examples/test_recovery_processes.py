@@ -122,7 +122,7 @@ def test_case_21_killed_between_the_answer_and_its_checkpoint(tmp_path: Path, or
 
 def killed_in_flight(directory: Path, order: Order) -> None:
     """A process that is killed while the model answers. Others do not ask again by themselves."""
-    set_up(directory, order, stalls_first=True)
+    set_up(directory, order, script="stalling")
     child = start_acts(directory, TO_THE_END)
     assert json.loads(child.line()) == {"stalled": 1}
     child.kill()

@@ -1,7 +1,8 @@
 """Cases 22 and 23: killed at every crash point, one process each, and gone on with in a new one.
 
 A point is a step's path, a transition, and whether the process dies before or after it is durable; `#2` is the second
-time that it is passed. A sample of the points is killed by `make test`, all of them by `make test-full`.
+time that it is passed. A sample of the points is killed by `make test`, all of them by `make test-full`. The model is
+always the scripted one: there are hundreds of points.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Tale:
 
 def orders(order: Order, faults: Faults | None = None, *, requires_approval: bool = False) -> Setting:
     subject = {**order.to_json(), "stock": order.stock}
-    return Setting("orders", subject, (faults or Faults()).to_json(), requires_approval)
+    return Setting("orders", subject, (faults or Faults()).to_json(), requires_approval, script="order")
 
 
 def happy(order: Order) -> Tale:
@@ -92,7 +93,7 @@ def undone(transfer: Transfer) -> Tale:
     subject = {"payer": transfer.payer, "payee": transfer.payee, "amount": transfer.amount, "funds": transfer.funds}
     done, reverse = ["register", "hold", "announce"], ["retract", "void", "unregister"]
     return Tale(
-        Setting("chain", subject, TransferFaults(rejected=("capture",)).to_json()),
+        Setting("chain", subject, TransferFaults(rejected=("capture",)).to_json(), script="order"),
         [{"enter": "run_compensation"}],
         ["prepared", "registered", "held", "announced", *["needs-review"] * 3, "compensated"],
         [*done, *reverse],

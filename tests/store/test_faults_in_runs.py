@@ -166,7 +166,7 @@ async def test_i06_a_full_disk_stops_the_run_and_space_lets_it_go_on(store_path:
         assert full.value.run_id == "run"
         picture = look(store_path)
         assert [row[1:4] for row in picture.steps] == [("sell", "admitted", 1)]
-        assert [event[2] for event in picture.events] == ["run_created", "step_admitted"]
+        assert [event[2] for event in picture.events] == ["run_created", "step_admitted", "run_unknown"]
         await execute(runtime, "PRAGMA max_page_count=1000000")
         assert await runtime.run(graph, id="run") == {"sell": "found"}
     assert effects == ["run/1/sell"]

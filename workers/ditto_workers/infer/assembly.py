@@ -44,19 +44,10 @@ class Assembly:
         choice = _choice(chunk)
         if choice is None:
             return Delta()
-        delta = choice.get("delta") or self._whole(choice) or {}
-        if not isinstance(delta, dict):
-            raise ImproperAnswer("one of its deltas is no object")
-        added = Delta(
-            text=self._content.add(as_text(delta.get("content"), "content")),
-            reasoning=self._reasoning.add(reasoning_in(delta) or ""),
-            has_calls=self._add_calls(delta),
-        )
-        refused = self._refusal.add(as_text(delta.get("refusal"), "refusal"))
-        if added != Delta() or refused:
-            self.is_finished = False
-        self._finish(choice.get("finish_reason"))
-        return added
+        try:
+            return self._add_delta(choice)
+        finally:  # An end is one, whatever is wrong with what comes with it.
+            self._finish(choice.get("finish_reason"))
 
     def document(self) -> dict[str, Any]:
         """The document, as far as it has come."""
@@ -68,6 +59,20 @@ class Assembly:
             "function_call": next((call["function"] for call in self._legacy_calls.as_list()), None),
         }
         return {**self._head, "choices": [{"message": message, "finish_reason": self._finish_reason}]}
+
+    def _add_delta(self, choice: dict[str, Any]) -> Delta:
+        delta = choice.get("delta") or self._whole(choice) or {}
+        if not isinstance(delta, dict):
+            raise ImproperAnswer("one of its deltas is no object")
+        added = Delta(
+            text=self._content.add(as_text(delta.get("content"), "content")),
+            reasoning=self._reasoning.add(reasoning_in(delta) or ""),
+            has_calls=self._add_calls(delta),
+        )
+        refused = self._refusal.add(as_text(delta.get("refusal"), "refusal"))
+        if added != Delta() or refused:
+            self.is_finished = False
+        return added
 
     def _add_head(self, chunk: dict[str, Any]) -> None:
         for name in ("id", "model", *KEPT):

@@ -132,6 +132,7 @@ class _Progress:
     async def run(self, client: httpx.AsyncClient, max_bytes: int, idle_timeout_s: float | None) -> Received:
         self.request.extensions = {**self.request.extensions, "trace": self._trace}
         self.response = await client.send(self.request, stream=True)
+        self.sent = True  # Whatever the transport traces.
         try:
             await self._read(self.response, max_bytes, idle_timeout_s)
         except httpx.DecodingError:

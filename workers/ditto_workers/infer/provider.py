@@ -8,6 +8,9 @@ A provider says how a call ended by how `sample` ends:
     OutputError        it answered, but not properly; `kept` holds it        invalid; never asked again by itself
     anything else      the answer is lost, and may have been made            unknown
 
+If `request.stream` is set, it shows text and reasoning by `ctx.partial` as they come, up to the first tool call. The
+Sample is the same as without.
+
 If it is cancelled before anything was received, and has closed its connection, it calls `ctx.not_made(reason)` and
 lets the cancellation through.
 """

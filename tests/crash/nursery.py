@@ -1,0 +1,64 @@
+"""Real processes at the price of a fork: a program that has imported everything, opened nothing, and forks on demand.
+
+One JSON line in: {"store", "world", "workflow", "at": a crash point, "record": a file, "kill_in": a handler}.
+One JSON line out: {"signal": n} if the child was killed, {"result": …} if it came to its end, {"error": …} if it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ditto.testing import crash
+from tests.crash.flow import Flow, drive
+from tests.crash.world import World
+
+
+def live(order: dict[str, Any]) -> Any:
+    """What a child does."""
+    if order.get("record"):
+        crash.record_points(Path(order["record"]))
+    if order.get("at"):
+        crash.kill_at(order["at"])
+    flow = Flow(World(Path(order["world"])), order.get("kill_in"))
+    return asyncio.run(drive(Path(order["store"]), flow, order["workflow"]))
+
+
+def bear(order: dict[str, Any]) -> dict[str, Any]:
+    """Fork a child, and wait for it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            answer = {"result": live(order)}
+        except BaseException:  # noqa: BLE001 - told to the test
+            answer = {"error": traceback.format_exc()}
+        with os.fdopen(writing, "w", encoding="utf-8") as out:
+            out.write(json.dumps(answer))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as told:
+        text = told.read()
+    _, wait_status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(wait_status):
+        return {"signal": os.WTERMSIG(wait_status)}
+    answer = json.loads(text)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(bear(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
