@@ -136,7 +136,7 @@ class Runtime:
         self._workflows = workflows
         self._clock = clock
         self._opened: _Open | None = None
-        self._opening = anyio.Lock()
+        self._opening = asyncio.Lock()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -738,6 +738,11 @@ class Runtime:
             return self._opened
 
     def _open(self) -> _Open:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            told = "a runtime is opened inside a running event loop; a child forked off one has none: start it with 'spawn'"
+            raise StoreError(told, code="store.forked") from None
         redactor = Redactor(self.config.secrets())
         router = Router(self.config, self.sandbox, self.location, self._workers)
         store = Store(
