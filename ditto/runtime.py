@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,6 +108,8 @@ class _Open:
     store: Store
     owner: Owner
     engine: Engine
+    loop: asyncio.AbstractEventLoop
+    process: int = field(default_factory=os.getpid)
     active: dict[str, asyncio.Event] = field(default_factory=dict)
     """Runs that this runtime drives now, by id; the event is set when it lets go."""
     serving: Serving | None = None
@@ -727,8 +730,11 @@ class Runtime:
         return run
 
     async def _ready(self) -> _Open:
-        """The open store, opened on first use. Raises StoreClosedError after `close`."""
+        """The open store, opened on first use. Raises StoreClosedError after `close`, and on another event loop."""
         if self._opened is not None:
+            # A forked child is told by the store, in words of its own.
+            if self._opened.loop is not asyncio.get_running_loop() and self._opened.process == os.getpid():
+                raise StoreClosedError("this runtime belongs to another event loop; create one in each asyncio.run")
             return self._opened
         async with self._opening:
             if self._closed:
@@ -751,7 +757,8 @@ class Runtime:
             clock=self._clock,
             value_max_bytes=self.config.runtime.value_max_bytes,
         )
-        opened = _Open(store, Owner(self.location.path), Engine(self.config, self.sandbox, router))
+        engine = Engine(self.config, self.sandbox, router)
+        opened = _Open(store, Owner(self.location.path), engine, asyncio.get_running_loop())
         if redactor.active:
             # A logger's filter sees only its own records, so each logger that we write to gets it.
             opened.log_filter = LogFilter(redactor)

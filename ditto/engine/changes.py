@@ -6,12 +6,12 @@ added or removed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from ditto.graph import Graph
 from ditto.store.records import StepRow
 from ditto.store.schema import SETTLED, StepState
+from ditto.store.values import decode
 
 _KEPT = SETTLED | {StepState.ADMITTED, StepState.UNKNOWN}
 """Step states that bind the code: what completed, and what may have changed the world."""
@@ -28,7 +28,7 @@ def list_differences(graph: Graph, rows: Mapping[str, StepRow], prefix: str = ""
         if node is None:
             differences.append(f"step {path} is recorded as {row.state}, and the graph has no node {name}")
             continue
-        recorded = (row.type, json.loads(row.after), row.version)
+        recorded = (row.type, decode(row.after), row.version)
         present = (node.type, list(node.after), node.version)
         for what, was, now in zip(("type", "dependencies", "version"), recorded, present, strict=True):
             if was != now:

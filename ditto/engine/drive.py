@@ -142,7 +142,10 @@ class Drive:
     async def record_with(
         self, row: StepRow, event: Event, part: CommitPart, *, seen: Seen | None, end: RunEnd | None
     ) -> None:
-        """Make an outcome durable together with what its commit part writes. What that raises undoes both."""
+        """Make an outcome durable together with what its commit part writes. What that raises undoes both.
+
+        If the caller is cancelled meanwhile, what the part raised is the cause of the cancellation.
+        """
 
         def run_part(tx: Transaction) -> None:
             with self._timed(row.path), self.store.local.inside(self.store.committer.driver) as connection:
@@ -283,6 +286,11 @@ class Drive:
             await waiter
         except UsersError as raised:
             raise raised.error from None
+        except asyncio.CancelledError as cancelled:
+            # It is delivered in the place of the outcome, which must not be lost for that.
+            if waiter.done() and isinstance(outcome := waiter.exception(), UsersError):
+                raise cancelled from outcome.error
+            raise
         except (TransitionRefusedError, StoreError):
             raise
         except Exception as error:

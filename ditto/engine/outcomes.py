@@ -39,9 +39,10 @@ from ditto.errors import (
     OutputError,
     StepError,
     StepTimeoutError,
+    StoreDamagedError,
     ToolError,
 )
-from ditto.store.values import Stored
+from ditto.store.values import Stored, decode
 from ditto.worker import Action, as_data
 
 MESSAGE_MAX: Final = 2_000
@@ -69,8 +70,11 @@ class ErrorRecord:
 
     @classmethod
     def from_text(cls, text: str) -> ErrorRecord:
-        """The record in a stored form."""
-        return cls(**json.loads(text))
+        """The record in a stored form. Raises StoreDamagedError if it is none."""
+        try:
+            return cls(**decode(text))
+        except TypeError:
+            raise StoreDamagedError("an error in the store is not as ditto writes it; restore a backup") from None
 
     def to_error(self, run_id: str) -> StepError:
         """The exception that the caller gets: the same in the first run and after a restart."""

@@ -104,8 +104,7 @@ def is_lost(row: StepRow | None) -> bool:
 def lost_reason(row: StepRow) -> str:
     """Why the outcome of a lost attempt is not known."""
     if row.error is not None:
-        reason: str = json.loads(row.error)["message"]
-        return reason
+        return ErrorRecord.from_text(row.error).message
     return f"attempt {row.attempt} was admitted, and the process ended before its outcome was recorded"
 
 
@@ -480,16 +479,23 @@ class Step:
         part, told = action.record, self._told(action, row.output)
         try:
             await self.drive.record_with(row, event, lambda db: part(db, told), seen=self._seen(), end=end)
-        except (asyncio.CancelledError, TransitionRefusedError):
+        except asyncio.CancelledError as cancelled:
+            if cancelled.__cause__ is not None:
+                await self._shielded(self._commit_without_part(row, cancelled.__cause__))
+            raise
+        except TransitionRefusedError:
             raise
         except BaseException as error:
             if self.drive.stopped is not None:
                 raise
-            text = f"the outcome is known, but its commit part raised {type(error).__name__}: {error}"
-            record = record_error(OutputError(text), self.path, self._redact, final=True)
-            return await self._commit_failure(Failed(record, error, kept=row.output))
+            return await self._commit_without_part(row, error)
         self.row = row
         return Completed(row.output)
+
+    async def _commit_without_part(self, row: StepRow, error: BaseException) -> Failed:
+        text = f"the outcome is known, but its commit part raised {type(error).__name__}: {error}"
+        record = record_error(OutputError(text), self.path, self._redact, final=True)
+        return await self._commit_failure(Failed(record, error, kept=row.output))
 
     async def _commit_failure(self, failed: Failed) -> Failed:
         row = self._new_row(StepState.FAILED, like=self.row, output=failed.kept, error=failed.error.to_text())

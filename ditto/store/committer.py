@@ -109,6 +109,9 @@ class Committer:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="ditto-committer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
         self._thread.start()
 
     def submit(self, unit: Unit) -> Durable:

@@ -12,10 +12,12 @@ from typing import Any, Final
 from ditto.errors import RunNotFoundError, StoreDamagedError
 from ditto.items import Items
 from ditto.store import statements as sql
-from ditto.store.records import RunRow, StepRow
-from ditto.store.schema import StepState
+from ditto.store.records import RunRow, StepRow, check_row, kinds_of
+from ditto.store.schema import StepState, steps
 from ditto.store.transitions import EVENT_ID_SHIFT
 from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode
+
+_STEP_KINDS: Final = kinds_of(steps.c[name] for name in sql.STEP_COLUMNS)
 
 _AFTER_SLASH: Final = "0"
 """The character after `/`: paths below `p/` are those from `p/` up to, not including, `p0`."""
@@ -95,11 +97,14 @@ def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     """A value column with its body. Raises StoreDamagedError if the body is gone."""
     if column is None:
         return None
-    if not column or type(column) is not str:
-        raise StoreDamagedError("a value column holds no text; restore a backup")
-    if column[0] != REFERENCE:
+    if not column.startswith(REFERENCE):
+        if not column:
+            raise StoreDamagedError("a value column holds no value; restore a backup")
         return Stored(column, column)
-    row = sql.GET_VALUE(db, b_digest=bytes.fromhex(column[1:])).fetchone()
+    try:
+        row = sql.GET_VALUE(db, b_digest=bytes.fromhex(column[1:])).fetchone()
+    except ValueError:
+        row = None
     if row is None:
         raise StoreDamagedError(f"the value {column[1:]} is missing from ditto_values; restore a backup")
     return Stored(column, row[0])
@@ -130,12 +135,15 @@ def list_due(db: sqlite3.Connection, now: int, limit: int) -> list[tuple[int, st
 
 def load_state(db: sqlite3.Connection, column: str | None) -> State | None:
     """The state column of a Loop, with its lists. Raises StoreDamagedError if a part of it is gone."""
-    if column is None or column[0] != GROWING:
+    if column is None or not column.startswith(GROWING):
         return load_value(db, column)
-    rest_column, lists = decode(column[1:])
-    rest = load_value(db, rest_column)
-    assert rest is not None
-    return Growing(rest, {name: _load_list(db, number) for name, number in lists.items()})
+    try:
+        rest_column, lists = decode(column[1:])
+        rest = load_value(db, rest_column)
+        assert rest is not None
+        return Growing(rest, {name: _load_list(db, number) for name, number in lists.items()})
+    except (TypeError, ValueError, AttributeError, AssertionError, sqlite3.Error) as error:
+        raise StoreDamagedError(f"the state of a loop is not as ditto writes it ({error}); restore a backup") from error
 
 
 def _load_list(db: sqlite3.Connection, number: int) -> Items:
@@ -146,6 +154,8 @@ def _load_list(db: sqlite3.Connection, number: int) -> Items:
         row = sql.GET_LIST(db, b_id=base).fetchone()
         if row is None:
             raise StoreDamagedError(f"the list {base} is missing from ditto_lists; restore a backup")
+        if row[0] is not None and row[0] >= base:
+            raise StoreDamagedError(f"the list {base} is based on a later one; restore a backup")
         parts.append(decode(row[1]))
         base = row[0]
     ids = [value for part in reversed(parts) for value in part]
@@ -160,6 +170,7 @@ def _load_item(db: sqlite3.Connection, value: int) -> Any:
 
 
 def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
+    check_row(row, _STEP_KINDS, f"ditto_steps, step {row[1]!r}")
     (_, path, type_, version, after, effect, state, attempt, key, arguments, output, error, admitted, settled, due) = (
         row
     )

@@ -28,6 +28,9 @@ class Reader:
         self._db = connect(location, read_only=True)
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="ditto-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
         self._thread.start()
 
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:

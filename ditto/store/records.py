@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import Column, Text
 
 from ditto.errors import StoreDamagedError
-from ditto.store.schema import RunStatus, StepState
+from ditto.store.schema import RunStatus, StepState, runs
 from ditto.store.values import State, Stored
+
+Kinds: TypeAlias = tuple[tuple[type, ...], ...]
+"""The types that the driver may give for the columns of a row."""
+
+
+def kinds_of(columns: Iterable[Column[Any]]) -> Kinds:
+    """What these columns hold."""
+    return tuple(
+        (str if isinstance(column.type, Text) else int, *([type(None)] if column.nullable else []))
+        for column in columns
+    )
+
+
+def check_row(row: Sequence[Any], kinds: Kinds, what: str) -> None:
+    """Refuse a row that somebody else wrote: SQLite keeps anything in any column. Raises StoreDamagedError."""
+    if not all(map(isinstance, row, kinds)):
+        raise StoreDamagedError(f"{what}: a column holds another type than ditto writes; restore a backup")
+
+
+_RUN_KINDS: Final = kinds_of(runs.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +63,7 @@ class RunRow:
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> RunRow:
         """The row as the driver gives it, columns in the table's order."""
+        check_row(row, _RUN_KINDS, f"ditto_runs, row {row[0]}")
         columns = list(row)
         try:
             columns[8] = RunStatus(columns[8])

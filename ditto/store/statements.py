@@ -51,7 +51,7 @@ def _fenced() -> Any:
     return (runs.c.id == bindparam("b_run"), runs.c.owner == bindparam("b_owner"), runs.c.fence == bindparam("b_fence"))
 
 
-_STEP_COLUMNS: Final = (
+STEP_COLUMNS: Final = (
     "run", "path", "type", "version", "after", "effect", "state", "attempt",
     "key", "arguments", "output", "error", "admitted_at", "settled_at", "due_at",
 )  # fmt: skip
@@ -163,7 +163,7 @@ WAKE_PARENTS: Final = Statement(
 GET_STATUS: Final = Statement(select(runs.c.status).where(runs.c.id == bindparam("b_run")))
 GET_SEQ: Final = Statement(select(runs.c.seq).where(runs.c.id == bindparam("b_run")))
 
-INSERT_STEP: Final = Statement(insert(steps).values({name: bindparam(name) for name in _STEP_COLUMNS}))
+INSERT_STEP: Final = Statement(insert(steps).values({name: bindparam(name) for name in STEP_COLUMNS}))
 MOVE_STEP: Final = Statement(
     update(steps)
     .where(
@@ -173,22 +173,7 @@ MOVE_STEP: Final = Statement(
         steps.c.attempt == bindparam("b_seen_attempt"),
         select(runs.c.id).where(*_fenced()).exists(),
     )
-    .values(
-        {
-            name: bindparam(f"n_{name}")
-            for name in (
-                "effect",
-                "state",
-                "attempt",
-                "key",
-                "arguments",
-                "output",
-                "error",
-                "admitted_at",
-                "settled_at",
-            )
-        }
-    )
+    .values({name: bindparam(f"n_{name}") for name in STEP_COLUMNS if name not in ("run", "path")})
 )
 RESOLVE_STEP: Final = Statement(
     update(steps)
@@ -218,7 +203,7 @@ MOVE_CALL: Final = Statement(
     .values({name: bindparam(f"n_{name}") for name in ("version", "state", "attempt", "output", "error", "settled_at")})
 )
 LIST_CALLS: Final = Statement(
-    select(steps.c.id, *[steps.c[name] for name in _STEP_COLUMNS])
+    select(steps.c.id, *[steps.c[name] for name in STEP_COLUMNS])
     .where(steps.c.run == bindparam("b_run"), steps.c.id > bindparam("b_after"), steps.c.path.not_like("%/%"))
     .order_by(steps.c.id)
     .limit(bindparam("b_limit"))
@@ -282,7 +267,7 @@ LIST_DUE: Final = Statement(
     .limit(bindparam("b_limit"))
 )
 LIST_WAITS: Final = Statement(
-    select(*[steps.c[name] for name in _STEP_COLUMNS])
+    select(*[steps.c[name] for name in STEP_COLUMNS])
     .where(steps.c.run == bindparam("b_run"), steps.c.state == StepState.WAITING.value)
     .order_by(steps.c.id)
 )
@@ -313,12 +298,12 @@ GET_RUN: Final = Statement(
 )
 GET_RUN_BY_KEY: Final = Statement(select(*runs.columns).where(runs.c.id == bindparam("b_run")))
 LIST_STEPS: Final = Statement(
-    select(*[steps.c[name] for name in _STEP_COLUMNS])
+    select(*[steps.c[name] for name in STEP_COLUMNS])
     .where(steps.c.run == bindparam("b_run"), steps.c.path >= bindparam("b_from"), steps.c.path < bindparam("b_to"))
     .order_by(steps.c.id)
 )
 LIST_ALL_STEPS: Final = Statement(
-    select(*[steps.c[name] for name in _STEP_COLUMNS]).where(steps.c.run == bindparam("b_run")).order_by(steps.c.id)
+    select(*[steps.c[name] for name in STEP_COLUMNS]).where(steps.c.run == bindparam("b_run")).order_by(steps.c.id)
 )
 LIST_RUNS: Final = Statement(
     select(*runs.columns)
@@ -351,7 +336,7 @@ LIST_LOST: Final = Statement(
     .limit(bindparam("b_limit"))
 )
 GET_STEP: Final = Statement(
-    select(*[steps.c[name] for name in _STEP_COLUMNS]).where(
+    select(*[steps.c[name] for name in STEP_COLUMNS]).where(
         steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path")
     )
 )

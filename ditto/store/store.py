@@ -33,7 +33,13 @@ class Store:
         self._value_max_bytes = value_max_bytes
         self._process = os.getpid()
         self._committer = Committer(location, clock)
-        self._reader = Reader(location)
+        try:
+            self._reader = Reader(location)
+        except BaseException:
+            self._committer.driver.close()
+            raise
+        self._committer.start()
+        self._reader.start()
 
     @property
     def commits(self) -> int:

@@ -26,7 +26,7 @@ from ditto import (
     UnknownOutcomeError,
     create_ditto,
 )
-from ditto.config import RuntimeConfig
+from ditto.config import RuntimeConfig, StoreConfig
 from tests.crash.world import World
 
 RUN: Final = "x"
@@ -140,7 +140,11 @@ class Flow:
 
 def open_runtime(store: Path) -> Runtime:
     """The runtime of the crash tests: a lost model call is asked again."""
-    return create_ditto(Config(runtime=RuntimeConfig(on_unknown_model_call="ask_again", grace_s=5)), store=store)
+    config = Config(
+        runtime=RuntimeConfig(on_unknown_model_call="ask_again", grace_s=5),
+        store=StoreConfig(synchronous="normal"),  # processes are killed here, not machines
+    )
+    return create_ditto(config, store=store)
 
 
 async def drive(store: Path, flow: Flow, workflow: str) -> Any:

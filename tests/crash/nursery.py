@@ -1,7 +1,8 @@
 """Real processes at the price of a fork: a program that has imported everything, opened nothing, and forks on demand.
 
 One JSON line in: {"store", "world", "workflow", "at": a crash point, "record": a file, "kill_in": a handler}.
-One JSON line out: {"signal": n} if the child was killed, {"result": …} if it came to its end, {"error": …} if it failed.
+One JSON line out: {"signal": n} for a child that was killed, {"result": …} for one that came to its end, {"error": …}
+for one that failed.
 """
 
 from __future__ import annotations

@@ -448,7 +448,7 @@ async def waits_of(path: Path) -> int:
 
 async def test_cancelled_at_each_wait_nothing_is_done_twice_and_the_run_goes_on(tmp_path: Path) -> None:
     for wait in range(1, await waits_of(tmp_path / "counted.db") + 1):
-        for second in (None, wait + 1):
+        for second in (None, wait + 1) if wait % 3 == 0 else (None,):
             service = Service()
             async with opened(tmp_path / f"{wait}-{second}.db") as runtime:
                 waits = [wait] if second is None else [wait, second]

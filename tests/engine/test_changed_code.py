@@ -130,6 +130,21 @@ async def test_what_has_not_completed_may_change(store_path: Path, now: Graph) -
         assert await runtime.run(now, id="x") == outputs
 
 
+async def test_a_step_that_was_changed_before_it_completed_is_recorded_as_what_completed(store_path: Path) -> None:
+    await begin(store_path, Graph("g").step("a", lambda: 1).step("b", fail))
+    worker = Worker("SHOP").node("SHOP.PRICE", lambda arguments: 2, effect="read")
+    mended = Graph("g").step("a", lambda: 1).node("b", "SHOP.PRICE", after=("a",), version="2")
+    async with opened(store_path, workers=[worker]) as runtime:
+        with pytest.raises(StepError):
+            await runtime.run(mended.step("c", fail, after=("b",)), id="x", on_finished="reopen")
+        # The same code again: what completed is what it says.
+        outputs = await runtime.run(mended.step("c", lambda b: b, after=("b",)), id="x", on_finished="reopen")
+        assert outputs == {"a": 1, "b": 2, "c": 2}
+        step = (await runtime.get("x")).step("b")
+        assert step is not None
+        assert step.type == "SHOP.PRICE"
+
+
 async def test_f04_results_are_kept_by_name_and_never_by_position(store_path: Path, world: World) -> None:
     def fetch(name: str) -> Any:
         return lambda ctx: f"{name}: {world.act(ctx)}"

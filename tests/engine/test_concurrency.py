@@ -208,11 +208,11 @@ async def crash_and_resume(path: Path, seed: int) -> None:
 
 
 async def test_f02_parallel_steps_are_kept_by_name_in_whatever_order_they_end(tmp_path: Path) -> None:
-    for seed in range(25):
+    for seed in range(15):
         await crash_and_resume(tmp_path / f"{seed}.db", seed)
 
 
 @pytest.mark.sweep
 async def test_f02_two_hundred_seeds(tmp_path: Path) -> None:
-    for seed in range(25, 225):
+    for seed in range(15, 215):
         await crash_and_resume(tmp_path / f"{seed}.db", seed)

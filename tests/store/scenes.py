@@ -123,9 +123,9 @@ def check_whole(picture: Picture) -> None:
         assert {path: f"step_{state}" for path, state in states.items()} == last
 
 
-def can_write(path: Path) -> bool:
-    """Whether another connection can write at once."""
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as db:
+def can_write(path: Path, *, timeout_s: float = 0) -> bool:
+    """Whether another connection can write: at once, or when a transaction that is under way has ended."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=timeout_s)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:

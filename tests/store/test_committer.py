@@ -303,6 +303,24 @@ async def test_i07_the_wal_goes_back_into_the_file_when_nothing_is_to_do(
             pass
 
 
+@pytest.mark.asyncio
+async def test_a_store_that_cannot_be_opened_to_the_end_leaves_no_thread_behind(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise StoreError("no more files")
+
+    threads = threading.active_count()
+    for part in ("reader", "committer"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"ditto.store.{part}.connect", failing)
+            with pytest.raises(StoreError, match="no more files"):
+                async with opened(store_path):
+                    pass
+        assert threading.active_count() == threads
+        assert can_write(store_path)
+
+
 # Errors of BEGIN and COMMIT
 
 

@@ -47,10 +47,8 @@ class World:
     def find(self, key: str, arguments: Any, ctx: StepContext) -> Committed | Absent:
         return Committed("paid") if self.effects[key] else Absent()
 
-    def worker(self, record: Callable[[Connection, Outcome], None] | None = None) -> Worker:
-        return Worker("BANK").node(
-            "BANK.PAY", self.pay, effect="write", lookup=self.find, absence_is_final=True, record=record
-        )
+    def worker(self) -> Worker:
+        return Worker("BANK").node("BANK.PAY", self.pay, effect="write", lookup=self.find, absence_is_final=True)
 
 
 def book(ctx: StepContext) -> int:
@@ -107,9 +105,16 @@ def execute(runtime: Runtime, statement: str) -> asyncio.Future[Any]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("same_runtime", [True, False], ids=["same runtime", "next runtime"])
-@pytest.mark.parametrize("until", [0, 10_000], ids=["once", "for good"])
-@pytest.mark.parametrize("fault", [LOCKED, FULL, IO], ids=["locked", "full", "I/O"])
+@pytest.mark.parametrize(
+    ("fault", "until", "same_runtime"),
+    [
+        pytest.param(fault, until, same, id=f"{name}, {how}, {where}", marks=() if quick else pytest.mark.sweep)
+        for name, fault in (("locked", LOCKED), ("full", FULL), ("I/O", IO))
+        for how, until in (("once", 0), ("for good", 10_000))
+        for where, same in (("same runtime", True), ("next runtime", False))
+        for quick in [(name, same) in (("locked", True), ("I/O", False))]
+    ],
+)
 async def test_a_run_stops_cleanly_at_any_fault_and_goes_on(
     tmp_path: Path, faults: Faults, fault: tuple[str, int], until: int, same_runtime: bool
 ) -> None:
@@ -266,7 +271,8 @@ async def test_e05_e07_cancelled_at_any_wait_the_record_is_whole_and_the_run_goe
 
             task = asyncio.ensure_future(run())
             await asyncio.wait([task])
-            assert can_write(path), "no transaction is left open"
+            # A handler that nobody waits for any more may just be having its late return noted.
+            assert can_write(path, timeout_s=10), "no transaction is left open"
             if not task.cancelled():
                 assert task.result() == RESULT
                 assert work.count < at
@@ -301,7 +307,7 @@ async def test_e07_a_cancellation_while_a_commit_fails_believes_the_record(
             task = asyncio.ensure_future(run())
             await asyncio.wait([task])
             faults.disarm()
-            assert can_write(path)
+            assert can_write(path, timeout_s=10)
             if work.count < at:
                 assert task.result() == RESULT
                 return
@@ -314,36 +320,41 @@ async def test_e07_a_cancellation_while_a_commit_fails_believes_the_record(
 
 
 @pytest.mark.asyncio
-async def test_a_cancellation_while_a_commit_part_raises_loses_no_outcome(tmp_path: Path) -> None:
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_cancellation_while_a_commit_part_runs_loses_no_outcome(store_path: Path, raises: bool) -> None:
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[Any]] = []
+
     def record(connection: Connection, outcome: Outcome) -> None:
-        raise ValueError("no")
+        if not tasks[0].done():
+            cancelled = threading.Event()
+            loop.call_soon_threadsafe(tasks[0].cancel)
+            loop.call_soon_threadsafe(cancelled.set)
+            cancelled.wait()
+        if raises:
+            raise ValueError("no")
 
-    graph = Graph("sale").node("pay", "BANK.PAY", bind=lambda: {})
-    for at in range(1, 1000):
-        path, world = tmp_path / str(at) / "ditto.db", World()
-        async with create_ditto(store=path, workers=[world.worker(record)]) as runtime:
-            work = CancelAt(runtime.run(graph, id="run"), at)
-
-            async def run(work: CancelAt = work) -> Any:
-                return await work
-
-            task = asyncio.ensure_future(run())
-            await asyncio.wait([task])
-            if work.count < at:
-                assert isinstance(task.exception(), OutputError)
-                return
-            assert task.cancelled()
+    # Without a look-up: what is lost here is lost.
+    world, graph = World(), Graph("sale").node("pay", "BANK.PAY", bind=lambda: {})
+    bank = Worker("BANK").node("BANK.PAY", world.pay, record=record)
+    async with create_ditto(store=store_path, workers=[bank]) as runtime:
+        tasks.append(asyncio.ensure_future(runtime.run(graph, id="run")))
+        await asyncio.wait(tasks)
+        assert tasks[0].cancelled()
+        if raises:
             with pytest.raises(OutputError, match="its commit part raised"):
                 await runtime.run(graph, id="run")
-            assert world.effects == {"run/1/pay": 1}
-            look(path)
-    pytest.fail("the waits did not run out")
+        else:
+            assert await runtime.run(graph, id="run") == {"pay": "paid"}
+        assert [step.output for step in (await runtime.get("run")).steps] == ["paid"]
+    assert world.effects == {"run/1/pay": 1}
+    look(store_path)
 
 
 # Fork
 
 FORK = """
-import asyncio, os, sys
+import asyncio, gc, multiprocessing, sqlite3, sys
 from pathlib import Path
 from ditto import Graph, create_ditto
 from ditto.errors import StoreClosedError, StoreError
@@ -351,30 +362,36 @@ from ditto.errors import StoreClosedError, StoreError
 path = Path(sys.argv[1])
 graph = Graph("flow").step("a", lambda: 1, effect="pure").step("b", lambda: 2, effect="idempotent", after=["a"])
 
+async def use(runtime):
+    for name, call in (("run", lambda: runtime.run(graph, id="child")), ("get", lambda: runtime.get("before"))):
+        try:
+            await call()
+            print(f"{name}: it worked", flush=True)
+        except StoreClosedError as error:
+            print(f"{name}: {error.code}: {error}", flush=True)
+    await runtime.close()
+    print("closed", flush=True)
+    try:
+        async with create_ditto(store=path):
+            print("opened", flush=True)
+    except StoreError as error:
+        print(f"new: {error.code}", flush=True)
+
+def child(runtime):
+    asyncio.run(use(runtime))
+    if sys.argv[2] == "connections closed there":
+        for connection in [each for each in gc.get_objects() if isinstance(each, sqlite3.Connection)]:
+            connection.close()
+
 async def main():
     async with create_ditto(store=path) as runtime:
         await runtime.run(graph, id="before")
-        child = os.fork()
-        if child == 0:
-            for name, call in (("run", lambda: runtime.run(graph, id="child")), ("get", lambda: runtime.get("before"))):
-                try:
-                    await call()
-                    print(f"{name}: it worked", flush=True)
-                except StoreClosedError as error:
-                    print(f"{name}: {error.code}: {error}", flush=True)
-            await runtime.close()
-            print("closed", flush=True)
-            try:
-                async with create_ditto(store=path):
-                    print("opened", flush=True)
-            except StoreError as error:
-                print(f"new: {error.code}", flush=True)
-            if sys.argv[2] == "exit at once":
-                os._exit(0)
-            return
+        process = multiprocessing.get_context("fork").Process(target=child, args=[runtime])
+        process.start()
         for number in range(20):
             await runtime.run(graph, id=f"parent {number}")
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        process.join()
+        print("exit", process.exitcode, flush=True)
         for number in range(20, 40):
             await runtime.run(graph, id=f"parent {number}")
     print("end", flush=True)
@@ -383,7 +400,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("how", ["exit at once", "exit in order"])
+@pytest.mark.parametrize("how", ["", "connections closed there"])
 def test_i09_a_runtime_does_not_work_in_a_forked_child_and_the_parent_does_not_notice(
     store_path: Path, start_child: Callable[..., Child], how: str
 ) -> None:
@@ -393,10 +410,7 @@ def test_i09_a_runtime_does_not_work_in_a_forked_child_and_the_parent_does_not_n
         "store.closed: this runtime was opened before fork(), and works in the parent only; start the child with "
         "'spawn', or fork before the store is opened"
     )
-    assert [line for line in said if not line.isdecimal()] == [
-        f"run: {closed}", f"get: {closed}", "closed", "new: store.forked", "end",
-    ]  # fmt: skip
-    assert "0" in said
+    assert said == [f"run: {closed}", f"get: {closed}", "closed", "new: store.forked", "exit 0", "end"]
     picture = look(store_path)
     assert sorted(run[0] for run in picture.runs) == sorted(["before", *(f"parent {number}" for number in range(40))])
     assert {run[2] for run in picture.runs} == {"completed"}

@@ -223,9 +223,10 @@ def test_a_deadline_is_more_than_nothing(timeout_s: float) -> None:
     assert "node n: timeout_s must be more than 0" in refusal(lambda: Graph("g").node("n", "A.B", timeout_s=timeout_s))
 
 
-def test_a_local_step_has_no_deadline() -> None:
-    assert "node n: a local step has no timeout_s" in refusal(
-        lambda: Graph("g").step("n", lambda: 1, effect="local", timeout_s=1)
+@pytest.mark.parametrize("option", [{"timeout_s": 1}, {"retry": Retry()}], ids=["timeout_s", "retry"])
+def test_a_local_step_runs_in_its_transaction_once_and_to_its_end(option: dict[str, Any]) -> None:
+    assert "node n: a local step takes no timeout_s and no retry" in refusal(
+        lambda: Graph("g").step("n", lambda: 1, effect="local", **option)
     )
 
 

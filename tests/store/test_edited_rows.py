@@ -1,0 +1,147 @@
+"""H01: whoever can write the store's rows can break runs, but runs no code by it."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import shutil
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ditto import Graph, Loop, Worker, create_ditto
+from ditto.effects import Committed
+from ditto.errors import DittoError
+from ditto.store.schema import metadata
+from ditto.worker import StepContext
+
+MARKER = """
+from pathlib import Path
+Path(__file__).with_name("imported").touch()
+def touch(*_):
+    Path(__file__).with_name("called").touch()
+class Marker(Exception):
+    def __init__(self, *_, **__):
+        touch()
+"""
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that leaves a mark when it is imported or called."""
+    (tmp_path / "evil_marker.py").write_text(MARKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+class Touch:
+    def __reduce__(self) -> Any:
+        return (__import__, ("evil_marker",))
+
+
+EDITS: dict[str, Any] = {
+    "a name": "evil_marker:touch",
+    "a dotted name": "evil_marker.Marker",
+    "an object": '{"__class__": "evil_marker.Marker", "type": "evil_marker.Marker", "kind": "evil_marker.Marker"}',
+    "an error": '{"kind": "Marker", "type": "evil_marker.Marker", "message": "m", "code": "c", "step": null}',
+    "YAML": "!!python/object/apply:evil_marker.touch []",
+    "pickle": pickle.dumps(Touch()),
+    "nothing": "",
+    "a list": "[]",
+}
+
+QUICK = ("a dotted name", "an object", "pickle")
+
+# The columns that are numbers are left to SQLite's own checks of types.
+COLUMNS = [
+    (table.name, column.name)
+    for table in metadata.sorted_tables
+    for column in table.columns
+    if str(column.type) in ("TEXT", "BLOB")
+]
+
+
+def worker() -> Worker:
+    def ask(arguments: Any, ctx: StepContext) -> str:
+        raise TimeoutError("nobody knows")
+
+    def find(key: str, arguments: Any, ctx: StepContext) -> Committed:
+        return Committed("found" * 200)
+
+    return Worker("W").node("W.ASK", ask).node("W.FIND", ask, lookup=find)
+
+
+GRAPH = (
+    Graph("flow")
+    .step("large", lambda input: "x" * 2000, effect="idempotent")
+    .node("find", "W.FIND", after=["large"], bind=lambda large: {"n": 1})
+    .node("ask", "W.ASK", after=["find"], bind=lambda find: {"n": 2})
+)
+LOOP = Loop(
+    "loop",
+    graph=Graph("body").step("one", lambda input: "y" * 1000, effect="pure"),
+    update=lambda state, outputs: {"n": state["n"] + 1, "found": state["found"].add(outputs["one"])},
+    done=lambda state: False,
+    max_iterations=2,
+    append=("found",),
+)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "edit",
+    [pytest.param(edit, id=name, marks=() if name in QUICK else pytest.mark.sweep) for name, edit in EDITS.items()],
+)
+async def test_h01_no_edited_row_names_code_that_is_run(store_path: Path, marker: Path, edit: Any) -> None:
+    async with create_ditto(store=store_path, workers=[worker()]) as runtime:
+        for run in (runtime.run(GRAPH, {"a": 1}, id="graph"), runtime.loop(LOOP, {"n": 0, "found": []}, id="loop")):
+            with pytest.raises(DittoError):
+                await run
+    sound = shutil.copyfile(store_path, store_path.with_name("sound.db"))
+    for table, column in COLUMNS:
+        shutil.copyfile(sound, store_path)
+        with closing(sqlite3.connect(store_path, isolation_level=None)) as db:
+            db.execute(f"UPDATE OR IGNORE {table} SET {column}=?", [edit])
+        await use_everything(store_path, f"{table}.{column}")
+        assert not (marker / "imported").exists(), f"{table}.{column}"
+        assert "evil_marker" not in sys.modules
+    importlib.import_module("evil_marker")
+    assert (marker / "imported").exists(), "the marker itself works"
+    del sys.modules["evil_marker"]
+
+
+async def use_everything(path: Path, where: str) -> None:
+    """List, load, resume. Whatever goes wrong is an error of the tree, which says what to do."""
+
+    async def drain(events: AsyncIterator[Any]) -> None:
+        async for _ in events:
+            pass
+
+    try:
+        runtime = create_ditto(store=path, workers=[worker()])
+        async with runtime:
+            for use in (
+                lambda: runtime.get("graph"),
+                lambda: runtime.get("loop"),
+                lambda: drain(runtime.events("graph")),
+                lambda: drain(runtime.events("loop")),
+                lambda: runtime.run(GRAPH, {"a": 1}, id="graph"),
+                lambda: runtime.run(GRAPH, {"a": 1}, id="graph", on_finished="reopen"),
+                lambda: runtime.loop(LOOP, {"n": 0, "found": []}, id="loop"),
+                lambda: runtime.loop(LOOP, {"n": 0, "found": []}, id="loop", on_finished="reopen"),
+                lambda: runtime.resolve("graph", "ask", actor="me", reason="r", committed=1),
+                lambda: runtime.cancel("graph"),
+            ):
+                try:
+                    await use()
+                except DittoError:
+                    pass
+                except Exception as error:  # noqa: BLE001 - it is the fault that the test looks for
+                    pytest.fail(f"{where}: {type(error).__name__}: {error}")
+    except DittoError as error:
+        assert "ditto_meta" in where, f"{where}: {error}"
