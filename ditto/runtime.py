@@ -747,7 +747,7 @@ class Runtime:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            told = "a runtime is opened inside a running event loop; a child forked off one has none: start it with 'spawn'"
+            told = "no event loop runs here; in a child that was forked off one there is none: start it with 'spawn'"
             raise StoreError(told, code="store.forked") from None
         redactor = Redactor(self.config.secrets())
         router = Router(self.config, self.sandbox, self.location, self._workers)

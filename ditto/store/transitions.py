@@ -342,6 +342,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
         n_output=None if row.output is None else row.output.column,
         n_error=row.error,
         n_admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
+        n_due_at=row.due_at,
         n_settled_at=None if row.state is StepState.ADMITTED else tx.at,
     )
     if moved.rowcount != 1:
