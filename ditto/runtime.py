@@ -671,12 +671,15 @@ class Runtime:
     async def _look_for_lost_runs(self, opened: _Open) -> None:
         """Stop driving what was cancelled, or taken over."""
         try:
+            driven = dict(opened.engine.drives)
             owned = await opened.store.read(queries.list_owned, opened.owner.id)
-            for key, drive in list(opened.engine.drives.items()):
-                if key not in owned and key in opened.engine.drives:
+            for key, drive in driven.items():
+                if key not in owned and opened.engine.drives.get(key) is drive:
                     refused = TransitionRefusedError("drive", "the run is not ours any more", run_id=drive.run.run_id)
-                    drive.stop(await drive.explain(refused))
-                    drive.wake()
+                    reason = await drive.explain(refused)
+                    if reason is not refused:
+                        drive.stop(reason)
+                        drive.wake()
         except StoreError as error:
             logger.info("other writers could not be looked at: %s", error)
 

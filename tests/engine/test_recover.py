@@ -93,7 +93,7 @@ async def test_only_registered_workflows_are_taken_up(store_path: Path, shop: Sh
     await interrupt(store_path, shop, 2)
     async with opened(store_path, workflows=[shop.graph("other")]) as runtime:
         assert await runtime.recover() == ()
-        assert await status(runtime, "x0") == "interrupted"
+        assert await status(runtime, "x0") == "blocked"
     loop = Loop("order", graph=shop.graph(), update=lambda s, o: s, done=lambda s: True, max_iterations=1)
     async with opened(store_path, workflows=[loop]) as runtime:
         assert await runtime.recover() == ()
@@ -249,7 +249,7 @@ async def test_workflows_are_registered_by_name() -> None:
     loose: Any = create_ditto
     with pytest.raises(ConfigError, match="two workflows are graph 'g'"):
         create_ditto(workflows=[Graph("g"), Graph("g")])
-    with pytest.raises(ConfigError, match="workflows takes Graphs and Loops, not str"):
+    with pytest.raises(ConfigError, match="workflows takes Graphs, Loops and Flows, not str"):
         loose(workflows=["g"])
     same = Loop("g", graph=Graph("g"), update=lambda s, o: s, done=lambda s: True, max_iterations=1)
     assert isinstance(create_ditto(workflows=[Graph("g"), same]), Runtime)
