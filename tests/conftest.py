@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.processes import Child
+
+# A busy machine is no failure: no example has a deadline.
+settings.register_profile("ditto", deadline=None, print_blob=True)
+settings.load_profile("ditto")
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -129,7 +130,9 @@ def resume_run(
     """Take a run up again with the application's code, and print what it comes to."""
 
     async def drive() -> None:
-        async with load_application(application, store) as runtime:
+        runtime = load_application(application, store)
+        _check_exists(runtime.location.path)
+        async with runtime:
             output.print_result(await runtime.resume(run), as_json=as_json)
 
     _run(drive)
@@ -167,10 +170,11 @@ def resolve_step(
 ) -> None:
     """Record a decision on a step whose outcome is unknown. Exactly one way out is to be given."""
     values: dict[str, Any] = {}
-    if committed is not None:
-        values["committed"] = output.read_json(committed)
-    if response is not None:
-        values["response"] = output.read_json_or_text(response)
+    with _errors_told():
+        if committed is not None:
+            values["committed"] = output.read_json(committed)
+        if response is not None:
+            values["response"] = output.read_json_or_text(response)
 
     async def decide(runtime: Runtime) -> None:
         await runtime.resolve(
@@ -185,7 +189,7 @@ def resolve_step(
 
 
 @app.command("doctor")
-def check_store(store: StoreOption = None, as_json: JsonOption = False) -> None:
+def examine_store(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Check the store: whether the file is sound, what is open, who drives it, what waits for a person."""
 
     async def ask(runtime: Runtime) -> None:
@@ -215,9 +219,13 @@ def _with_runtime(store: Path | None, work: Callable[[Runtime], Awaitable[None]]
 def _existing_store(store: Path | None) -> Runtime:
     config = _config()
     path = Path(config.store.path if store is None else store)
+    _check_exists(path)
+    return create_ditto(config, store=path)
+
+
+def _check_exists(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no store; name another one with --store")
-    return create_ditto(config, store=path)
 
 
 def _config() -> Config:
@@ -227,9 +235,15 @@ def _config() -> Config:
 
 
 def _run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run to the end, and turn an error of the tree into its message and its exit code."""
-    try:
+    with _errors_told():
         anyio.run(work)
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Turn an error of the tree into its message and its exit code."""
+    try:
+        yield
     except DittoError as error:
         typer.echo(f"ditto: {error.message}", err=True)
         sys.exit(next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), FAILED))

@@ -106,13 +106,13 @@ def read_json(file: Path) -> Any:
 
 
 def read_json_or_text(file: Path) -> Any:
-    """The JSON object in a file, or else its text."""
+    """A whole Sample, which is a JSON object with a message; else the text in the file, JSON or not."""
     text = _read(file)
     try:
         value = json.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, dict) else text
+    return value if isinstance(value, dict) and "message" in value else text
 
 
 def _read(file: Path) -> str:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
 
 
 class Halt:
-    """Like an event that is set once and stays set. An inner halt is set with its outer one, not the other way."""
+    """Set once, for good: no further attempt may start; what was started is drained.
+
+    An inner halt is set with its outer one, not the other way round.
+    """
 
     def __init__(self, outer: Halt | None = None) -> None:
-        self._event = asyncio.Event()
+        self._is_set = False
+        self._scopes: set[anyio.CancelScope] = set()
         self._inner: weakref.WeakSet[Halt] = weakref.WeakSet()
         if outer is not None:
             outer._inner.add(self)
@@ -18,15 +25,25 @@ class Halt:
                 self.set()
 
     def set(self) -> None:
-        """Start nothing further."""
-        self._event.set()
-        for inner in self._inner:
+        """Start no further attempt, and give up the waiting for one."""
+        self._is_set = True
+        for scope in self._scopes:
+            scope.cancel()
+        for inner in list(self._inner):
             inner.set()
 
     def is_set(self) -> bool:
-        """Whether nothing further may be started."""
-        return self._event.is_set()
+        """Whether no further attempt may start."""
+        return self._is_set
 
-    async def wait(self) -> None:
-        """Return when nothing further may be started."""
-        await self._event.wait()
+    @contextmanager
+    def until_set(self) -> Iterator[None]:
+        """What is waited for inside is given up when this is set. Ask `is_set` afterwards."""
+        with anyio.CancelScope() as scope:
+            if self._is_set:
+                scope.cancel()
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -290,9 +290,8 @@ class Step:
 
     async def _attempt(self, action: Action, resources: Any) -> Outcome | None:
         """Take a slot, admit where the class asks for it, then call the handler once. None: the run halted before."""
-        if not action.effect.held:
-            await self._threads.ended(self._name)
-        async with self.route.limiter or nullcontext(), self._seat(action) as seat:
+        async with AsyncExitStack() as place:
+            seat = await self._take_place(action, place)
             if self.halted.is_set():
                 return None
             self.attempt += 1
@@ -329,16 +328,25 @@ class Step:
     def _deadline(self, action: Action) -> Deadline | None:
         return choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
 
-    def _seat(self, action: Action) -> AbstractAsyncContextManager[Seat | None]:
-        """A thread for a plain handler that may take its time; none for the others."""
-        if action.is_async or action.effect is EffectClass.PURE:
-            return nullcontext()
-        return self._threads.seat(self._name)
+    async def _take_place(self, action: Action, place: AsyncExitStack) -> Seat | None:
+        """Wait for a slot of the worker, and for a thread if the handler needs one; given up when the run halts."""
+        seat: Seat | None = None
+        in_thread = not action.is_async and action.effect is not EffectClass.PURE
+        if not in_thread and self.route.limiter is None:
+            return seat
+        with self.halted.until_set():
+            if in_thread and not action.effect.held:
+                await self._threads.ended(self._name)
+            if self.route.limiter is not None:
+                await place.enter_async_context(self.route.limiter)
+            if in_thread:
+                seat = await place.enter_async_context(self._threads.seat(self._name))
+        return seat
 
     async def _halted_within(self, seconds: float) -> bool:
         """Wait; True if no further attempt may start any more."""
-        with anyio.move_on_after(seconds):
-            await self.halted.wait()
+        with self.halted.until_set():
+            await anyio.sleep(seconds)
         return self.halted.is_set()
 
     def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:

@@ -34,6 +34,7 @@ from ditto.store.schema import APPLICATION_ID, SCHEMA_VERSION, metadata
 _PAGE_BYTES_MIN: Final = 512
 """No database is shorter. SQLite takes a file of one byte for an empty one, and would overwrite it."""
 
+_MOUNTS: Final = Path("/proc/self/mounts")
 _NETWORK_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs")
 
 
@@ -124,18 +125,22 @@ def open_store(location: Location) -> str:
     """Check the file, lay it out if it is new, and return the store's id. Refuses what is not ours, by name.
 
     A new folder gets mode 0700, a new file 0600. A file without ditto's tables, other people's tables or none in it,
-    gets them in one transaction, so that processes that start at once agree.
+    gets them in one transaction, so that processes that start at once agree. A store of an older schema is upgraded, in
+    one transaction, too.
     """
     path = location.path
     _refuse_network_file_system(path)
     _create_file(path)
     with closing(connect(location)) as db, driver_errors(path):
-        if _check_header(db, path):
+        if _check_header(db, path) == SCHEMA_VERSION:
             return _store_id(db)
         db.execute("BEGIN IMMEDIATE")
         try:
-            if not _check_header(db, path):
+            found = _check_header(db, path)
+            if found == 0:
                 _lay_out(db)
+            elif found < SCHEMA_VERSION:
+                _upgrade(db, found)
             store_id = _store_id(db)
             db.execute("COMMIT")
         except BaseException:
@@ -197,15 +202,15 @@ def driver_errors(path: Path) -> Iterator[None]:
         raise store_error(error, path) from error
 
 
-def _check_header(db: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is a store of this schema; False for a file that has no ditto tables yet."""
+def _check_header(db: sqlite3.Connection, path: Path) -> int:
+    """The schema of the store in the file, this one or an older one; 0 for a file that has no ditto tables yet."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     if application not in (0, APPLICATION_ID):
         raise StoreForeignError(
             f"{path}: the file belongs to another application (id {application}); choose another path"
         )
     if db.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='ditto_meta'").fetchone() is None:
-        return False
+        return 0
     found = sql.GET_META(db, b_name="schema_version").fetchone()
     if found is None or not str(found[0]).isdecimal():
         raise StoreForeignError(f"{path}: its ditto_meta table has no schema version; the file is no store of ditto")
@@ -213,7 +218,15 @@ def _check_header(db: sqlite3.Connection, path: Path) -> bool:
         raise StoreSchemaError(
             f"{path}: the store has schema {found[0]}, this ditto knows up to {SCHEMA_VERSION}; upgrade ditto-runtime"
         )
-    return True
+    return int(found[0])
+
+
+def _upgrade(db: Driver, found: int) -> None:
+    """Bring an older store to this schema. Alembic is loaded here, and only here."""
+    from ditto.store import migrations
+
+    migrations.upgrade(db, found, SCHEMA_VERSION)
+    sql.MOVE_META(db, b_name="schema_version", n_value=str(SCHEMA_VERSION))
 
 
 def _lay_out(db: sqlite3.Connection) -> None:
@@ -236,12 +249,11 @@ def _store_id(db: sqlite3.Connection) -> str:
 
 def _refuse_network_file_system(path: Path) -> None:
     """SQLite's WAL needs shared memory, which no network file system gives between machines."""
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
+    if not _MOUNTS.exists():
         return
     real = path.resolve()
     best, kind = "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
+    for line in _MOUNTS.read_text(errors="replace").splitlines():
         fields = line.split(" ")
         if len(fields) > 2 and len(fields[1]) >= len(best) and real.is_relative_to(fields[1].replace("\\040", " ")):
             best, kind = fields[1], fields[2]

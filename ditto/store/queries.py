@@ -156,7 +156,10 @@ def _load_list(db: sqlite3.Connection, number: int) -> Items:
             raise StoreDamagedError(f"the list {base} is missing from ditto_lists; restore a backup")
         if row[0] is not None and row[0] >= base:
             raise StoreDamagedError(f"the list {base} is based on a later one; restore a backup")
-        parts.append(decode(row[1]))
+        added = decode(row[1])
+        if not isinstance(added, list):
+            raise StoreDamagedError(f"the list {base} holds no list; restore a backup")
+        parts.append(added)
         base = row[0]
     ids = [value for part in reversed(parts) for value in part]
     return Items.loaded([_load_item(db, value) for value in ids], number, ids, full_length=len(parts[-1]))

@@ -355,4 +355,5 @@ INSERT_LIST: Final = Statement(
 )
 GET_LIST: Final = Statement(select(lists.c.base, lists.c.added).where(lists.c.id == bindparam("b_id")))
 GET_META: Final = Statement(select(meta.c.value).where(meta.c.name == bindparam("b_name")))
+MOVE_META: Final = Statement(update(meta).where(meta.c.name == bindparam("b_name")).values(value=bindparam("n_value")))
 SET_META: Final = Statement(insert(meta).values(name=bindparam("name"), value=bindparam("value")))

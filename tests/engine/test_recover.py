@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from ditto import (
+    Absent,
+    Committed,
     ConfigError,
     Graph,
+    LookupResult,
     Loop,
     RunBlockedError,
     RunNotFoundError,
@@ -38,12 +41,22 @@ class Shop:
         await self.gate.pause()
         return self.world.act(ctx)
 
+    def find(self, key: str, arguments: Any, ctx: StepContext) -> LookupResult:
+        return Committed(f"done {key}") if self.world.effects[key] else Absent()
+
     def graph(self, name: str = "order") -> Graph:
         return (
             Graph(name)
             .step("first", self.world.act)
             .step("wait", self.wait, after=("first",))
-            .step("last", self.world.act, after=("wait",), effect="write")
+            .step(
+                "last",
+                self.world.act,
+                after=("wait",),
+                effect="write",
+                lookup=self.find,
+                absence_is_final=True,
+            )
         )
 
     def loop(self) -> Loop:

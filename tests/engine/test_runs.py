@@ -20,9 +20,10 @@ from ditto import (
     StepError,
     StoreClosedError,
     TransitionRefusedError,
+    Worker,
     create_ditto,
 )
-from tests.engine.scene import Gate, World, events, opened, states, status, story
+from tests.engine.scene import Gate, World, events, opened, states, status, story, told
 
 pytestmark = pytest.mark.asyncio
 Loose: Any = None
@@ -503,6 +504,26 @@ async def test_closing_ends_a_back_off_at_once(store_path: Path) -> None:
             await run
     async with opened(store_path) as runtime:
         assert await status(runtime, "x") == "interrupted"
+
+
+async def test_closing_ends_the_waiting_for_a_slot_at_once(store_path: Path) -> None:
+    gate = Gate()
+    worker = Worker("SHOP", concurrency=1).node("SHOP.PAY", lambda arguments: gate.pause(), effect="write")
+    graph = Graph("g").node("a", "SHOP.PAY").node("b", "SHOP.PAY")
+    async with opened(store_path, workers=[worker]) as runtime:
+        first = asyncio.create_task(runtime.run(graph, id="x"))
+        await gate.came()
+        second = asyncio.create_task(runtime.run(Graph("g").node("a", "SHOP.PAY"), id="y"))
+        await told(runtime, "y", "run_created")
+        closing = asyncio.create_task(runtime.close())
+        with pytest.raises(StoreClosedError):
+            await second
+        assert not first.done()
+        gate.open()
+        with pytest.raises(StoreClosedError):
+            await first
+        await closing
+    assert gate.count == 1
 
 
 async def test_a_handler_that_outlasts_the_grace_leaves_what_it_did_to_be_looked_up(store_path: Path) -> None:

@@ -246,6 +246,25 @@ async def test_e03_an_idempotent_handler_is_not_begun_again_before_its_thread_ha
     assert world.effects == {"x/1/a": 2}
 
 
+@pytest.mark.parametrize("what", ["its own thread", "any thread"])
+async def test_waiting_for_a_thread_ends_when_another_step_fails(store_path: Path, door: Door, what: str) -> None:
+    async def fail() -> None:
+        await wait_until(lambda: door.inside == 1)
+        await told(runtime, "x", "step_retrying" if what == "its own thread" else "run_created")
+        raise ValueError("first")
+
+    graph = Graph("g").step("a", door.pause, timeout_s=0.02, retry=Retry(2, initial_s=0))
+    if what == "any thread":
+        graph = Graph("g").step("a", door.pause, timeout_s=0.02).step("b", door.pause, effect="write")
+    async with opened(store_path, threads=1) as runtime:
+        with pytest.raises(StepError):
+            await runtime.run(graph.step("fail", fail), id="x")
+        assert await status(runtime, "x") == "failed"
+        assert "b" not in await states(runtime, "x")
+        door.open()
+    assert door.count == 1
+
+
 async def test_a_read_may_be_tried_again_at_once(store_path: Path, door: Door) -> None:
     def read(ctx: StepContext) -> int:
         if ctx.attempt == 1:

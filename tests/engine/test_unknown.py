@@ -628,6 +628,33 @@ async def test_a_back_off_ends_when_another_step_fails(store_path: Path, effect:
     assert attempts == [1]
 
 
+@pytest.mark.parametrize("effect", ["read", "idempotent", "write"])
+async def test_waiting_for_another_runs_slot_ends_when_a_step_fails(store_path: Path, effect: str) -> None:
+    gate = Gate()
+    calls: list[str] = []
+
+    async def pay(arguments: Any, ctx: StepContext) -> None:
+        calls.append(ctx.run_id)
+        await gate.pause()
+
+    worker = Worker("SHOP", concurrency=1).node("SHOP.PAY", pay, effect=effect)
+
+    async def fail() -> None:
+        raise ValueError("first")
+
+    async with opened(store_path, workers=[worker]) as runtime:
+        other = asyncio.create_task(runtime.run(Graph("other").node("pay", "SHOP.PAY"), id="other"))
+        await gate.came()
+        with pytest.raises(StepError, match="first"):
+            await runtime.run(Graph("g").node("pay", "SHOP.PAY").step("fail", fail), id="x")
+        assert await states(runtime, "x") == {"fail": "failed"}
+        # The slot that was waited for is not lost.
+        gate.open()
+        await other
+        await runtime.run(Graph("other").node("pay", "SHOP.PAY"), id="after")
+    assert calls == ["other", "after"]
+
+
 # Decisions
 
 

@@ -421,6 +421,11 @@ async def test_a_file_that_cannot_be_read_after_commit_leaves_the_outcome_open_a
                 assert "nothing was written" not in str(open_end.value)
                 with pytest.raises(StoreError, match="the disk is gone"):
                     await record(store, fence, step("b"))
+                results = await asyncio.gather(
+                    *(record(store, fence, step(name)) for name in "xyz"), return_exceptions=True
+                )
+                assert all(isinstance(each, StoreError) for each in results)
+                assert len({id(each) for each in results}) == 3, "each task has an exception of its own"
             # The disk is back: it goes on, and what is there is the truth.
             assert len([row for row in look(store_path).steps if row[0] == fence.run_id]) == int(after)
             await record(store, fence, step("c"))

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,10 @@ from ditto.errors import (
     StoreSchemaError,
 )
 from ditto.store import queries
-from ditto.store.connection import Location, connect, driver_errors, open_store
+from ditto.store.connection import Driver, Location, connect, driver_errors, open_store
 from ditto.store.schema import APPLICATION_ID, SCHEMA_VERSION
 from tests.processes import Child
+from tests.store.faults import LOCKED, sqlite_error
 
 StartChild = Callable[..., Child]
 
@@ -222,6 +224,35 @@ def test_a_truncated_file_is_damaged(store_path: Path) -> None:
         queries.get_run(db, "any")
 
 
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("nfs4", True),
+        ("nfs", True),
+        ("cifs", True),
+        ("fuse.sshfs", True),
+        ("9p", True),
+        ("ext4", False),
+        ("zfs", False),
+    ],
+)
+@pytest.mark.parametrize("folder", ["on the share", "on the share/deeper"])
+def test_a_network_file_system_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: bool, folder: str
+) -> None:
+    share = str(tmp_path / "on the share").replace(" ", "\\040")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"rootfs / ext4 rw 0 0\nhost:/x {share} {kind} rw 0 0\nother {tmp_path}/on nfs rw 0 0\n")
+    monkeypatch.setattr("ditto.store.connection._MOUNTS", mounts)
+    path = tmp_path / folder / "ditto.db"
+    if not refused:
+        assert open_store(Location(path))
+        return
+    with pytest.raises(StoreError, match=rf"is a network file system \({kind}\), .*; use a local disk"):
+        open_store(Location(path))
+    assert not path.parent.exists(), "nothing was made there"
+
+
 # Files that cannot be written. Root may write everything, so a child gives its rights away.
 
 
@@ -343,6 +374,29 @@ def test_i12_many_processes_and_threads_open_one_new_path_at_once(
         with closing(connect(Location(path))) as db:
             assert db.execute("SELECT count(*) FROM ditto_meta WHERE name='schema_version'").fetchone() == (1,)
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+class Switching(Driver):
+    """Another process switches the file to WAL at the same moment: SQLite refuses at once, again and again."""
+
+    refusals = 3
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql == "PRAGMA journal_mode=WAL" and Switching.refusals:
+            Switching.refusals -= 1
+            raise sqlite_error(LOCKED)
+        return super().execute(sql, parameters)
+
+
+def test_i12_a_switch_to_wal_that_is_refused_at_once_is_tried_again(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ditto.store.connection.Driver", Switching)
+    assert open_store(Location(store_path))
+    assert Switching.refusals == 0
+    monkeypatch.setattr(Switching, "refusals", 10**9)
+    with pytest.raises(StoreBusyError):
+        connect(Location(store_path, busy_timeout_s=0.01))
 
 
 OPEN_AND_BE_KILLED = """

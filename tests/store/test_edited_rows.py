@@ -16,7 +16,7 @@ import pytest
 
 from ditto import Graph, Loop, Worker, create_ditto
 from ditto.effects import Committed
-from ditto.errors import DittoError
+from ditto.errors import DittoError, LimitExceededError, StoreDamagedError
 from ditto.store.schema import metadata
 from ditto.worker import StepContext
 
@@ -113,6 +113,36 @@ async def test_h01_no_edited_row_names_code_that_is_run(store_path: Path, marker
     importlib.import_module("evil_marker")
     assert (marker / "imported").exists(), "the marker itself works"
     del sys.modules["evil_marker"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE ditto_lists SET base=id",
+        "UPDATE ditto_lists SET base=(SELECT max(id) FROM ditto_lists)",
+        "UPDATE ditto_lists SET base=4711",
+        "UPDATE ditto_lists SET added='[4711]'",
+        "UPDATE ditto_lists SET added='{}'",
+        "UPDATE ditto_lists SET added='[[1]]'",
+        "DELETE FROM ditto_lists",
+        "UPDATE ditto_runs SET state='+'",
+        "UPDATE ditto_runs SET state='+[]'",
+        "UPDATE ditto_runs SET state='+[null,{}]'",
+        "UPDATE ditto_runs SET state='+[\"{}\",[1]]'",
+        "UPDATE ditto_runs SET state='@zz'",
+    ],
+)
+async def test_an_edited_list_is_damage_and_never_read_for_ever(store_path: Path, statement: str) -> None:
+    async with create_ditto(store=store_path) as runtime:
+        with pytest.raises(LimitExceededError):
+            await runtime.loop(LOOP, {"n": 0, "found": []}, id="loop")
+    with closing(sqlite3.connect(store_path, isolation_level=None)) as db:
+        db.execute("PRAGMA foreign_keys=OFF")
+        db.execute(statement)
+    async with create_ditto(store=store_path) as runtime:
+        with pytest.raises(StoreDamagedError, match="restore a backup"):
+            await runtime.get("loop")
 
 
 async def use_everything(path: Path, where: str) -> None:

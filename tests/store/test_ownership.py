@@ -182,6 +182,26 @@ def test_a_child_does_not_keep_its_dead_parent_alive(
     assert not owner.is_alive(name), "the child does not count"
 
 
+def test_the_dead_do_not_look_alive_while_they_are_swept(
+    store_path: Path, owner: Owner, start_child: StartChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start_child(OWN, store_path)
+    name = child.line()
+    child.kill()
+    unlink, asked = Path.unlink, []
+
+    def ask_first(self: Path, missing_ok: bool = False) -> None:
+        asked.append(owner.is_alive(self.name))
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", ask_first)
+        with closing(Owner(store_path)) as other:
+            assert name not in names(store_path)
+            assert other.is_alive(owner.id)
+    assert asked[0] is False
+
+
 # Many at once
 
 SWEEP = """
