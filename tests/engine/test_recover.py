@@ -106,7 +106,7 @@ async def test_only_registered_workflows_are_taken_up(store_path: Path, shop: Sh
     await interrupt(store_path, shop, 2)
     async with opened(store_path, workflows=[shop.graph("other")]) as runtime:
         assert await runtime.recover() == ()
-        assert await status(runtime, "x0") == "blocked"
+        assert await status(runtime, "x0") == "interrupted"
     loop = Loop("order", graph=shop.graph(), update=lambda s, o: s, done=lambda s: True, max_iterations=1)
     async with opened(store_path, workflows=[loop]) as runtime:
         assert await runtime.recover() == ()
@@ -188,7 +188,7 @@ async def test_changed_code_blocks_its_run_and_no_other(store_path: Path, shop: 
     async with opened(store_path, workflows=[graph]) as runtime:
         recovered = await runtime.recover()
         assert [type(each.error) for each in recovered] == [RunBlockedError] * 2
-        assert await status(runtime, "x0") == "interrupted"
+        assert await status(runtime, "x0") == "blocked"
 
 
 async def test_d02_two_that_recover_at_once_do_the_work_once(store_path: Path, shop: Shop) -> None:
