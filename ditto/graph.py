@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
 from ditto.errors import DefinitionError
 from ditto.signatures import is_async, named_parameters, require_sync
+from ditto.waits import Wait, WaitKind, check_seconds
 from ditto.worker import Action, Record, StepContext, lookup_for
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Node:
     absence_grace_s: float = 0.0
     record: Record | None = None
     takes_context: bool = False
+    wait: Wait | None = None
+    """What the node waits for, if it is a wait; its bind then makes what an approval shows."""
 
     def plan_step(self, arguments: dict[str, Any]) -> Action:
         """The Action of a plain step with these values for its function."""
@@ -151,7 +154,7 @@ class Graph:
         function that says whether it runs at all. Both may name `input` and the nodes in `after`, and get each
         one's value, None for a skipped one. Without `bind` the arguments are the input. Raises DefinitionError.
         """
-        if not type or type == STEP_TYPE or "." not in type:
+        if not type or type == STEP_TYPE or "." not in type or type.startswith("WAIT."):
             raise DefinitionError(f"node {name}: {type!r} is no node type; use FAMILY.NAME, or .step(name, function)")
         after = self._check_after(name, after)
         return self._with(
@@ -227,6 +230,49 @@ class Graph:
             ),
         )
 
+    def wait(
+        self,
+        name: str,
+        *,
+        signal: str | None = None,
+        after: Iterable[str] = (),
+        when: Callable[..., Any] | None = None,
+        timeout_s: float | Callable[..., float] | None = None,
+    ) -> Graph:
+        """A Graph with one more node that waits for a signal of the node's name, or of the name `signal`.
+
+        Its output is `{"timed_out", "body", "actor", "at"}`; after `timeout_s` without a signal, timed_out is true and
+        the others are None. A signal that came before the wait began counts. Raises DefinitionError.
+        """
+        return self._with_wait(name, WaitKind.SIGNAL, signal or name, after, when, timeout_s, None)
+
+    def approval(
+        self,
+        name: str,
+        *,
+        show: Callable[..., Any],
+        after: Iterable[str] = (),
+        when: Callable[..., Any] | None = None,
+        expires_s: float | Callable[..., float] | None = None,
+    ) -> Graph:
+        """A Graph with one more node that waits for one decision on what `show`, a pure function like a bind, returns.
+
+        Its output is `{"decision", "actor", "reason", "digest", "at"}`, the decision being `approve`, `reject` or,
+        after `expires_s` without one, `expired`. Raises DefinitionError.
+        """
+        return self._with_wait(name, WaitKind.APPROVAL, name, after, when, expires_s, show)
+
+    def sleep(
+        self,
+        name: str,
+        seconds: float | Callable[..., float],
+        *,
+        after: Iterable[str] = (),
+        when: Callable[..., Any] | None = None,
+    ) -> Graph:
+        """A Graph with one more node that waits so many seconds by the clock of the record. Raises DefinitionError."""
+        return self._with_wait(name, WaitKind.TIMER, name, after, when, seconds, None)
+
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The same DAG as a networkx DiGraph: nodes with `type` and `version`, edges from dependency to node."""
         import networkx as nx
@@ -247,6 +293,41 @@ class Graph:
             arrow = "-.->" if node.when else "-->"
             lines += [f"    {ids[parent]} {arrow} {ids[node.name]}" for parent in node.after]
         return "\n".join(lines) + "\n"
+
+    def _with_wait(
+        self,
+        name: str,
+        kind: WaitKind,
+        waited: str,
+        after: Iterable[str],
+        when: Callable[..., Any] | None,
+        seconds: float | Callable[..., float] | None,
+        show: Callable[..., Any] | None,
+    ) -> Graph:
+        owner = f"node {name}"
+        after = self._check_after(name, after)
+        check_name(waited, what="signal")
+        if seconds is not None and not callable(seconds):
+            check_seconds(seconds, owner=owner)
+        seconds_names = self._names(name, seconds, after, "seconds") if callable(seconds) else ()
+        if callable(seconds):
+            require_sync(seconds, owner=owner, role="seconds")
+        return self._with(
+            name,
+            Node(
+                name=name,
+                type=kind.value,
+                after=after,
+                version="1",
+                bind=show,
+                bind_names=self._names(name, show, after, "bind"),
+                when=when,
+                when_names=self._names(name, when, after, "when"),
+                retry=None,
+                timeout_s=None,
+                wait=Wait(kind, waited, seconds, seconds_names),
+            ),
+        )
 
     def _with(self, name: str, node: Node) -> Graph:
         return replace(self, nodes=MappingProxyType({**self.nodes, name: node}))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ditto.errors import DittoError, StepError
+from ditto.waits import OpenWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class RunInfo:
     created_at: datetime
     updated_at: datetime
     steps: tuple[StepInfo, ...]
+    waits: tuple[OpenWait, ...] = ()
+    """What the run waits for, oldest first."""
 
     def step(self, path: str) -> StepInfo | None:
         """The step with this path, if it has a record."""

@@ -14,45 +14,53 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, overload
 
 import anyio
+import uuid_utils
 
 from ditto.clock import Clock, to_datetime
 from ditto.config import Config
 from ditto.engine import opening
 from ditto.engine.drive import Drive
 from ditto.engine.executor import Engine, GraphResult, run_graph
+from ditto.engine.flows import run_flow
 from ditto.engine.loops import run_loop
 from ditto.engine.opening import Closed, OnFinished, Opened, Request
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.ownership import Owner
+from ditto.engine.questions import find_question, open_wait
 from ditto.engine.recovering import recover_runs
 from ditto.engine.resolving import Decision, decide_resolution
 from ditto.engine.routing import Router
+from ditto.engine.serving import Serving
 from ditto.engine.steps import is_lost
 from ditto.engine.trouble import Trouble, exhausted
 from ditto.errors import (
     ConfigError,
     DefinitionError,
     DittoError,
+    ReplayMismatchError,
     RunBlockedError,
     RunBusyError,
     RunCancelledError,
     RunNotFoundError,
     StoreClosedError,
+    StoreError,
     TransitionRefusedError,
 )
-from ditto.graph import Graph
+from ditto.flow import Flow
+from ditto.graph import Graph, check_name
 from ditto.loop import Loop
 from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
-from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunRow, Seen, StepRow
+from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
+from ditto.waits import ON_WAIT, OnWait, Waiting
 from ditto.worker import Worker
 
 EVENTS_PAGE: Final = 500
@@ -69,7 +77,7 @@ def create_ditto(
     *,
     store: str | Path | None = None,
     workers: Iterable[Worker] = (),
-    workflows: Iterable[Graph | Loop] = (),
+    workflows: Iterable[Graph | Loop | Flow] = (),
     sandbox: Sandbox | None = None,
     clock: Clock | None = None,
 ) -> Runtime:
@@ -104,6 +112,9 @@ class _Open:
     process: int = field(default_factory=os.getpid)
     active: dict[str, asyncio.Event] = field(default_factory=dict)
     """Runs that this runtime drives now, by id; the event is set when it lets go."""
+    serving: Serving | None = None
+    looking: asyncio.Task[None] | None = None
+    """Looks, after another process has written, whether our runs are still ours."""
     log_filter: LogFilter | None = None
     """Keeps the configuration's credentials out of what ditto's loggers write."""
 
@@ -117,7 +128,7 @@ class Runtime:
         config: Config,
         location: Location,
         workers: tuple[Worker, ...],
-        workflows: Mapping[tuple[str, str], Graph | Loop],
+        workflows: Mapping[tuple[str, str], Graph | Loop | Flow],
         sandbox: Sandbox,
         clock: Clock,
     ) -> None:
@@ -128,7 +139,7 @@ class Runtime:
         self._workflows = workflows
         self._clock = clock
         self._opened: _Open | None = None
-        self._opening = anyio.Lock()
+        self._opening = asyncio.Lock()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -147,8 +158,8 @@ class Runtime:
         """
         self._closed = True
         opened, self._opened = self._opened, None
-        if opened is None:
-            return
+        if opened is None or opened.store.is_inherited:
+            return  # in a forked child all of it is the parent's, and no event loop runs
         with anyio.CancelScope(shield=True):
             opened.engine.close()
             with anyio.move_on_after(self.config.runtime.grace_s):
@@ -163,31 +174,72 @@ class Runtime:
 
     # Driving
 
+    @overload
     async def run(
         self,
-        graph: Graph,
+        workflow: Graph,
         input: Any = None,
+        /,
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
+        on_wait: Literal["block"] = "block",
         concurrency: int | None = None,
-    ) -> dict[str, Any]:
-        """Run a Graph to its end and return `{node: output}`, None for a skipped node.
+    ) -> dict[str, Any]: ...
+    @overload
+    async def run(
+        self,
+        workflow: Graph,
+        input: Any = None,
+        /,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        on_wait: OnWait,
+        concurrency: int | None = None,
+    ) -> dict[str, Any] | Waiting: ...
+    @overload
+    async def run(
+        self,
+        workflow: Loop | Flow,
+        input: Any = None,
+        /,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        on_wait: OnWait = "block",
+        concurrency: int | None = None,
+    ) -> Any: ...
+    async def run(
+        self,
+        workflow: Graph | Loop | Flow,
+        input: Any = None,
+        /,
+        *,
+        id: str | None = None,
+        on_finished: OnFinished = "return",
+        on_wait: OnWait = "block",
+        concurrency: int | None = None,
+    ) -> Any:
+        """Run a workflow to its end. A Graph returns `{node: output}`, None for a skipped node; a Loop its last state;
+        a Flow what its function returned.
 
         A new `id` starts; an open run goes on; a closed one returns what is saved, or raises it. `on_finished`
         says what else a closed run may do: "new" starts a new generation, "new_if_failed" does if it failed,
-        "reopen" takes a failed run up again where it stopped. Without an id a fresh one is made.
+        "reopen" takes a failed run up again where it stopped. Without an id a fresh one is made. A run that waits is
+        waited for, or, by `on_wait="return"`, let go of: what comes back then is a Waiting, and the run is a row.
 
         Raises StepError (a step failed), UnknownOutcomeError, RunConflictError (the id belongs to another workflow
-        or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed), StoreError,
+        or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed),
+        ReplayMismatchError (a Flow asks for something other than what is recorded), LimitExceededError (a Loop hit
+        `max_iterations`: what was found is kept, and a later call with a higher one goes on), StoreError,
         DefinitionError, InvalidValueError. A cancelled caller gets its cancellation; the run can be resumed.
         """
-        if not isinstance(graph, Graph):
-            raise DefinitionError(
-                f"runtime.run takes a Graph, not {type(graph).__name__}; a Loop is run by runtime.loop"
-            )
-        outputs: dict[str, Any] = await self._drive(graph, input, id, on_finished, concurrency)
-        return outputs
+        if isinstance(workflow, Loop):
+            self._check_iterations(workflow)
+        elif not isinstance(workflow, Graph | Flow):
+            raise DefinitionError(f"runtime.run takes a Graph, a Loop or a Flow, not {type(workflow).__name__}")
+        return await self._drive(workflow, input, id, on_finished, concurrency, on_wait)
 
     async def loop(
         self,
@@ -196,22 +248,18 @@ class Runtime:
         *,
         id: str | None = None,
         on_finished: OnFinished = "return",
+        on_wait: OnWait = "block",
         concurrency: int | None = None,
     ) -> Any:
-        """Run a Loop from `state` until it is done and return its last state. As `run`; and raises LimitExceededError
-        when the loop hits `max_iterations`: what was found is kept, and a later call with a higher one goes on."""
+        """Run a Loop from `state` until it is done and return its last state. Otherwise as `run`."""
         if not isinstance(loop, Loop):
             raise DefinitionError(
                 f"runtime.loop takes a Loop, not {type(loop).__name__}; a Graph is run by runtime.run"
             )
-        if loop.max_iterations > self.config.runtime.max_iterations:
-            raise DefinitionError(
-                f"loop {loop.name}: max_iterations {loop.max_iterations} is above the configured "
-                f"runtime.max_iterations {self.config.runtime.max_iterations}"
-            )
-        return await self._drive(loop, state, id, on_finished, concurrency)
+        self._check_iterations(loop)
+        return await self._drive(loop, state, id, on_finished, concurrency, on_wait)
 
-    async def resume(self, run_id: str) -> Any:
+    async def resume(self, run_id: str, *, on_wait: OnWait = "block") -> Any:
         """Take a run up by its id alone, with its recorded input: open, failed and exhausted runs go on.
 
         Its workflow must be among `create_ditto(workflows=…)`. Returns and raises as `run` and `loop` do, and
@@ -227,7 +275,7 @@ class Runtime:
             )
         stored = await opened.store.read(queries.load_value, run.input)
         assert stored is not None
-        return await self._drive(workflow, stored.decode(), run_id, "reopen", None)
+        return await self._drive(workflow, stored.decode(), run_id, "reopen", None, on_wait)
 
     async def recover(self) -> tuple[Recovered, ...]:
         """Take up, once, every run of a registered workflow that nobody drives: its owner died, or let go of it.
@@ -241,13 +289,39 @@ class Runtime:
             opened.store, opened.owner, self._workflows, self._resume_found, self.config.runtime.concurrency
         )
 
+    async def serve(self) -> None:
+        """Drive the runs of registered workflows that nobody drives, until the runtime is closed, or the caller
+        cancelled: runs of dead owners, and waiting runs whose signal, decision or time has come.
+
+        `runtime.concurrency` runs at a time. A run that goes on to wait is let go of. One whose process died three
+        times in a row without any progress is left to a person. On `close`, no further run is taken up, and what runs
+        is drained.
+        """
+        opened = await self._ready()
+        serving = Serving(
+            opened.store,
+            opened.owner,
+            self._workflows,
+            self._resume_found,
+            self.config.runtime.concurrency,
+            lambda: opened.engine.closing,
+        )
+        opened.serving = serving
+        opened.store.watch(partial(self._notice_outsiders, opened))
+        try:
+            await serving.serve()
+        finally:
+            opened.serving = None
+
     async def _resume_found(self, run: RunRow) -> None:
         """Drive a run that was found undriven; RunBusyError if somebody else was faster."""
         opened = await self._ready()
         stored = await opened.store.read(queries.load_value, run.input)
         assert stored is not None
         if run.run_id not in opened.active:
-            await self._drive(self._workflows[run.kind, run.workflow], stored.decode(), run.run_id, "return", None)
+            await self._drive(
+                self._workflows[run.kind, run.workflow], stored.decode(), run.run_id, "return", None, "return"
+            )
 
     # Asking and deciding
 
@@ -314,6 +388,7 @@ class Runtime:
             created_at=to_datetime(run.created_at),
             updated_at=to_datetime(run.updated_at),
             steps=tuple(_step_info(run.run_id, row) for row in rows),
+            waits=tuple(open_wait(run.run_id, row) for row in rows if row.state is StepState.WAITING),
         )
 
     async def events(self, run_id: str, after: int = 0) -> AsyncIterator[EventInfo]:
@@ -376,6 +451,81 @@ class Runtime:
             )
         )
 
+    async def signal(self, run_id: str, name: str, body: Any = None, *, id: str | None = None, actor: str = "") -> bool:
+        """Send a signal to an open run. It is queued, and ends the wait for that name, or the next such wait.
+
+        `id` makes sending it again harmless: False says that a signal with that id is there already. The signal, the
+        end of the wait and the events are one transaction. Raises RunNotFoundError, TransitionRefusedError if the run
+        is closed, InvalidValueError, DefinitionError.
+        """
+        check_name(name, what="signal")
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        signal_id = opening.check_run_id(id) or str(uuid_utils.uuid7())
+        told = opened.store.redact(actor)
+        stored = opened.store.encode(body, f"the body of signal {name}")
+        sent: bool = await opened.store.commit(
+            lambda tx: transitions.send_signal(tx, run.id, name, signal_id, stored, told)
+        )
+        self._wake(opened, run.id)
+        return sent
+
+    async def decide(
+        self,
+        run_id: str,
+        step: str | None = None,
+        *,
+        decision: Literal["approve", "reject"],
+        actor: str,
+        reason: str = "",
+        digest: str | None = None,
+    ) -> None:
+        """Record the one decision on an open approval, addressed by its step, or by nothing while only one is open.
+
+        `digest`, from the OpenWait that was shown, refuses the decision if something else is shown by now. `actor` is
+        recorded, not verified. Exactly one decision is kept; who comes later is told which. Raises RunNotFoundError,
+        DefinitionError for no or several questions, TransitionRefusedError if it was decided, or shown differently.
+        """
+        if decision not in ("approve", "reject"):
+            raise DefinitionError(f"decision {decision!r}: use approve or reject")
+        if not actor.strip():
+            raise DefinitionError("decide needs actor: who decides")
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        question = find_question(run_id, step, await opened.store.read(queries.list_steps, run.id))
+        shown = open_wait(run_id, question)
+        if digest is not None and digest != shown.digest:
+            raise TransitionRefusedError(
+                "decide",
+                f"step {question.path} shows something else by now; look again",
+                run_id=run_id,
+                step=question.path,
+            )
+        made = {
+            "decision": decision,
+            "actor": opened.store.redact(actor),
+            "reason": opened.store.redact(reason),
+            "digest": shown.digest,
+            "at": self._clock.now_us(),
+        }
+        output = opened.store.encode(made, "the decision")
+        event = Event("approval_decided", question.path, {name: made[name] for name in ("decision", "actor", "digest")})
+        try:
+            await opened.store.commit(
+                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event)
+            )
+        except TransitionRefusedError:
+            find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
+            raise
+        self._wake(opened, run.id)
+
+    @staticmethod
+    def _wake(opened: _Open, run: int) -> None:
+        if (drive := opened.engine.drives.get(run)) is not None:
+            drive.wake()
+        if opened.serving is not None:
+            opened.serving.wake.set()
+
     async def cancel(self, run_id: str, *, actor: str = "", reason: str = "") -> None:
         """Cancel an open run for good, whoever drives it: its owner starts no further step.
 
@@ -396,17 +546,33 @@ class Runtime:
 
     # Inside
 
+    def _check_iterations(self, loop: Loop) -> None:
+        limit = self.config.runtime.max_iterations
+        if loop.max_iterations > limit:
+            raise DefinitionError(
+                f"loop {loop.name}: max_iterations {loop.max_iterations} is above the configured "
+                f"runtime.max_iterations {limit}"
+            )
+
     async def _drive(
-        self, workflow: Graph | Loop, input: Any, id: str | None, on_finished: OnFinished, concurrency: int | None
+        self,
+        workflow: Graph | Loop | Flow,
+        input: Any,
+        id: str | None,
+        on_finished: OnFinished,
+        concurrency: int | None,
+        on_wait: OnWait,
     ) -> Any:
         run_id = opening.check_run_id(id)
         opening.check_on_finished(on_finished)
+        if on_wait not in ON_WAIT:
+            raise DefinitionError(f"on_wait={on_wait!r}: use one of {', '.join(ON_WAIT)}")
         if concurrency is not None and concurrency < 1:
             raise DefinitionError(f"concurrency must be 1 or more, not {concurrency}")
         opened = await self._ready()
         if isinstance(workflow, Graph):
             opened.engine.router.check(workflow)
-        elif isinstance(workflow.graph, Graph):
+        elif isinstance(workflow, Loop) and isinstance(workflow.graph, Graph):
             opened.engine.router.check(workflow.graph)
         stored = opened.store.encode(input, f"the input of {workflow.name}")
         while run_id in opened.active:
@@ -424,6 +590,7 @@ class Runtime:
                 opened.active[run_id] = released
             if isinstance(run, Closed):
                 return await self._saved(opened, workflow, run.run)
+            run.drive.blocks = on_wait == "block"
             return await self._drive_opened(
                 opened, run, workflow, stored, concurrency or self.config.runtime.concurrency
             )
@@ -433,27 +600,37 @@ class Runtime:
                 opened.active.pop(run_id, None)
 
     async def _drive_opened(
-        self, opened: _Open, run: Opened, workflow: Graph | Loop, input: Any, concurrency: int
+        self, opened: _Open, run: Opened, workflow: Graph | Loop | Flow, input: Any, concurrency: int
     ) -> Any:
         """Drive a run that is ours, and let go of it, however it ends."""
-        drive, trouble = run.drive, Trouble(run.error)
-        value: Callable[[], Any]
+        drive, trouble = run.drive, Trouble(run.drive.halted, run.error)
+        value: Callable[[], Any] = lambda: None  # noqa: E731
+        end, ended, iterations = COMPLETED, False, 0
         opened.engine.drives[drive.run.id] = drive
+        opened.store.watch(partial(self._notice_outsiders, opened))
         try:
             if isinstance(workflow, Graph):
-                result = await run_graph(
+                ran = await run_graph(
                     opened.engine, drive, workflow, input, prefix="", concurrency=concurrency, trouble=trouble,
                     end=COMPLETED,
                 )  # fmt: skip
-                end, ended, value, iterations = COMPLETED, result.ended, partial(result.decode, workflow), 0
+                ended, value = ran.ended, partial(ran.decode, workflow)
+            elif isinstance(workflow, Flow):
+                result = await run_flow(
+                    opened.engine, drive, workflow, input, concurrency=concurrency, trouble=trouble,
+                    run_child=partial(self._run_child, drive),
+                )  # fmt: skip
+                if result is not None:
+                    drive.hold_result(result)
+                    value = result.decode
             else:
                 assert run.loop is not None
                 looped = await run_loop(
                     opened.engine, drive, workflow, run.loop, concurrency=concurrency, trouble=trouble
                 )
-                end, ended, value = looped.end or COMPLETED, False, looped.state.plain
+                end, value = looped.end or COMPLETED, looped.state.plain
                 iterations = looped.iteration
-            if trouble:
+            if trouble or trouble.waits:
                 trouble.note_lost(drive.rows)
                 end = trouble.end()
             if not ended:
@@ -467,12 +644,44 @@ class Runtime:
             raise stopped from None
         finally:
             opened.engine.drives.pop(drive.run.id, None)
+            if not opened.engine.drives and opened.serving is None:
+                opened.store.watch(None)
             drive.forget_held()
         if trouble:
             raise trouble.to_error(drive.run)
+        if trouble.waits:
+            return Waiting(drive.run.run_id, tuple(open_wait(drive.run.run_id, row) for row in trouble.waits.values()))
         if end.status is RunStatus.EXHAUSTED:
             raise exhausted(drive.run.run_id, workflow.name, iterations)
         return value()
+
+    async def _run_child(self, parent: Drive, workflow: Graph | Loop | Flow, input: Any, run_id: str) -> Any:
+        """A run of its own for a Flow, which waits for it, or not, as its own caller does."""
+        return await self._drive(workflow, input, run_id, "return", None, "block" if parent.blocks else "return")
+
+    def _notice_outsiders(self, opened: _Open) -> None:
+        """Another process has written: waits may be over, and runs may not be ours any more."""
+        for drive in opened.engine.drives.values():
+            drive.wake()
+        if opened.serving is not None:
+            opened.serving.wake.set()
+        if opened.looking is None or opened.looking.done():
+            opened.looking = asyncio.create_task(self._look_for_lost_runs(opened), name="ditto-outsiders")
+
+    async def _look_for_lost_runs(self, opened: _Open) -> None:
+        """Stop driving what was cancelled, or taken over."""
+        try:
+            driven = dict(opened.engine.drives)
+            owned = await opened.store.read(queries.list_owned, opened.owner.id)
+            for key, drive in driven.items():
+                if key not in owned and opened.engine.drives.get(key) is drive:
+                    refused = TransitionRefusedError("drive", "the run is not ours any more", run_id=drive.run.run_id)
+                    reason = await drive.explain(refused)
+                    if reason is not refused:
+                        drive.stop(reason)
+                        drive.wake()
+        except StoreError as error:
+            logger.info("other writers could not be looked at: %s", error)
 
     async def _stop_driving(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
         """Something came between: nobody drives the run any more. Returns what is to be raised."""
@@ -481,23 +690,26 @@ class Runtime:
                 error = await drive.explain(error)
             # What is not ours any more, and what has ended in the same instant, is not ours to let go of.
             if not drive.ended and not isinstance(error, RunBusyError | RunCancelledError):
-                await self._let_go(drive, trouble)
+                await self._let_go(drive, trouble, error)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id
         return error
 
-    async def _let_go(self, drive: Drive, trouble: Trouble) -> None:
+    async def _let_go(self, drive: Drive, trouble: Trouble, error: BaseException) -> None:
         """Leave the run so that it can be resumed; the first error waits for what is unknown to be settled."""
         trouble.note_lost(drive.rows)
+        end = trouble.end() if trouble.unknown else INTERRUPTED
+        if isinstance(error, ReplayMismatchError | RunBlockedError):
+            end = RunEnd(RunStatus.BLOCKED, event=Event("run_blocked", body={"reason": error.message}))
         try:
-            await drive.release(trouble.end() if trouble.unknown else INTERRUPTED)
-        except DittoError as error:
-            logger.warning("run %s was not released: %s", drive.run.run_id, error)
+            await drive.release(end)
+        except DittoError as failed:
+            logger.warning("run %s was not released: %s", drive.run.run_id, failed)
 
-    async def _saved(self, opened: _Open, workflow: Graph | Loop, run: RunRow) -> Any:
+    async def _saved(self, opened: _Open, workflow: Graph | Loop | Flow, run: RunRow) -> Any:
         """What a closed run came to, as its first caller got it."""
         opening.raise_saved(run)
-        if run.kind == "loop":
+        if run.kind != "graph":
             state = await opened.store.read(queries.load_state, run.state)
             return None if state is None else state.plain()
         assert isinstance(workflow, Graph)
@@ -535,6 +747,11 @@ class Runtime:
             return self._opened
 
     def _open(self) -> _Open:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            told = "no event loop runs here; in a child that was forked off one there is none: start it with 'spawn'"
+            raise StoreError(told, code="store.forked") from None
         redactor = Redactor(self.config.secrets())
         router = Router(self.config, self.sandbox, self.location, self._workers)
         store = Store(
@@ -553,13 +770,13 @@ class Runtime:
         return opened
 
 
-def _by_name(workflows: Iterable[Graph | Loop]) -> dict[tuple[str, str], Graph | Loop]:
+def _by_name(workflows: Iterable[Graph | Loop | Flow]) -> dict[tuple[str, str], Graph | Loop | Flow]:
     """Workflows by kind and name. Raises ConfigError for two of one name."""
-    named: dict[tuple[str, str], Graph | Loop] = {}
+    named: dict[tuple[str, str], Graph | Loop | Flow] = {}
     for workflow in workflows:
-        if not isinstance(workflow, Graph | Loop):
-            raise ConfigError(f"workflows takes Graphs and Loops, not {type(workflow).__name__}")
-        key = ("graph" if isinstance(workflow, Graph) else "loop", workflow.name)
+        if not isinstance(workflow, Graph | Loop | Flow):
+            raise ConfigError(f"workflows takes Graphs, Loops and Flows, not {type(workflow).__name__}")
+        key = (opening.kind_of(workflow), workflow.name)
         if key in named:
             raise ConfigError(f"two workflows are {key[0]} {workflow.name!r}; runs are found by that name")
         named[key] = workflow

@@ -2,6 +2,7 @@
 
 - a **signal**: somebody's input to an open run, by name; queued if it comes early, delivered once;
 - an **approval**: one decision on what is shown, bound to its digest; kept with who and when;
+- a **child**: the end of another run, which a Flow started;
 - a **timer**: by the clock of the record, so that it outlives the process and is unharmed by clock changes inside it.
 """
 
@@ -11,12 +12,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from ditto.errors import DefinitionError
 
 SECONDS_MAX: Final = 100 * 365 * 24 * 3600.0
 """The longest wait: a hundred years."""
+
+
+OnWait: TypeAlias = Literal["block", "return"]
+"""What a caller wants when its run waits: to wait, too, or to be told."""
+
+ON_WAIT: Final[tuple[OnWait, ...]] = ("block", "return")
 
 
 class WaitKind(StrEnum):
@@ -25,6 +32,7 @@ class WaitKind(StrEnum):
     SIGNAL = "WAIT.SIGNAL"
     APPROVAL = "WAIT.APPROVAL"
     TIMER = "WAIT.TIMER"
+    CHILD = "WAIT.CHILD"
 
 
 @dataclass(frozen=True, slots=True)

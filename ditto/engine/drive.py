@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
+from ditto.engine.halt import Halt
 from ditto.errors import (
     DittoError,
     RunBusyError,
@@ -31,7 +32,7 @@ from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
 from ditto.store.transitions import Transaction
-from ditto.store.values import Stored
+from ditto.store.values import State, Stored
 from ditto.worker import as_data
 
 if TYPE_CHECKING:
@@ -55,17 +56,24 @@ logger = logging.getLogger("ditto.engine")
 class Drive:
     """What a runtime knows of the run it drives, and how it writes it. Used on the event loop's thread."""
 
-    def __init__(self, store: Store, run: RunRow, fence: Fence, rows: dict[str, StepRow]) -> None:
+    def __init__(
+        self, store: Store, run: RunRow, fence: Fence, rows: dict[str, StepRow], *, resumed: bool = False
+    ) -> None:
         self.store = store
         self.run = run
         self.fence = fence
         self.rows = rows
         """Rows of steps as they stand in the store, by path."""
-        self.halted = False
-        """No further attempt may start: a step failed, the run was stopped, or the runtime closes. Set by `halt`."""
-        self._waits: set[anyio.CancelScope] = set()
+        self.halted = Halt()
+        """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
         self.stopped: DittoError | None = None
         """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
+        self.resumed = resumed
+        """The run was there before: it may have rows that are not in `rows` yet."""
+        self.blocks = True
+        """A wait is waited for here; else the run is let go of while it lasts."""
+        self.wakes: set[Callable[[], None]] = set()
+        """Called when a wait may be over."""
         self.ended = False
         """We let go of the run: its end, or its release, is on disk."""
         self._held = _Held()
@@ -76,25 +84,7 @@ class Drive:
     def stop(self, reason: DittoError) -> None:
         """Write nothing more of this run, and start no further attempt. The first reason is kept."""
         self.stopped = self.stopped or reason
-        self.halt()
-
-    def halt(self) -> None:
-        """Start no further attempt, and give up the waiting for one. What was started is drained."""
-        self.halted = True
-        for scope in self._waits:
-            scope.cancel()
-
-    @contextmanager
-    def until_halted(self) -> Iterator[None]:
-        """What is waited for inside is given up when the run halts. Ask `halted` afterwards."""
-        with anyio.CancelScope() as scope:
-            if self.halted:
-                scope.cancel()
-            self._waits.add(scope)
-            try:
-                yield
-            finally:
-                self._waits.discard(scope)
+        self.halted.set()
 
     # Held outcomes
 
@@ -108,6 +98,12 @@ class Drive:
             self._flush()
             await anyio.lowlevel.checkpoint()
 
+    def hold_call(self, row: StepRow, event: Event) -> None:
+        """Keep what a call of a Flow came to: it stands for steps whose outcomes are recorded."""
+        self._held.calls.append(row)
+        self._held.events.append(event)
+        self._schedule()
+
     def hold_event(self, event: Event) -> None:
         """Keep a line of history until the next barrier."""
         self._held.events.append(event)
@@ -115,9 +111,13 @@ class Drive:
 
     def hold_loop(self, state: LoopState) -> None:
         """Keep how far the loop is until the next barrier; it can be computed again."""
-        self._held.loop = state
-        self._held.events.append(Event("loop_advanced", body={"iteration": state.iteration}))
+        self._held.loops[state.path] = state
+        self._held.events.append(Event("loop_advanced", state.path, {"iteration": state.iteration}))
         self._schedule()
+
+    def hold_result(self, result: State) -> None:
+        """Keep what a Flow came to, until its end."""
+        self._held.loops[None] = LoopState(0, result)
 
     async def barrier(self) -> None:
         """Return when all outcomes so far are durable, those that another branch is committing included.
@@ -169,6 +169,35 @@ class Drive:
         guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), ())  # noqa: E731
         await self._commit([guard, _users(run_handler), write], written, end, alone=True, path=path)
         return written[0]
+
+    async def begin_wait(self, row: StepRow, signal: str | None, event: Event) -> StepRow:
+        """A step begins to wait, unless its signal is there already. Returns the row as it stands then."""
+        written: list[StepRow] = []
+
+        def begin(tx: Transaction) -> None:
+            written[:] = [transitions.begin_wait(tx, self.fence, row, signal, event)]
+
+        await self._commit([begin], written, path=row.path)
+        return written[0]
+
+    async def end_wait(self, row: StepRow, output: Stored, event: Event) -> None:
+        """The time of a wait has come. TransitionRefusedError: it was ended otherwise first."""
+        await self.store.commit(
+            lambda tx: transitions.settle_wait(tx, self.fence.run, row.path, row.attempt, output, event),
+            points=[f"{self.fence.workflow}/{row.path}:completed"],
+        )
+
+    async def look_at_wait(self, path: str) -> StepRow:
+        """The row of a waiting step as it stands now."""
+        row = await self.store.read(queries.get_step, self.fence.run, path)
+        assert row is not None
+        self.rows[path] = row
+        return row
+
+    def wake(self) -> None:
+        """Somebody else wrote to the store: waits may be over. Called on the event loop's thread."""
+        for wake in list(self.wakes):
+            wake()
 
     # Transitions of the run
 
@@ -314,7 +343,10 @@ class Drive:
         if not self._held:
             return None
         held, self._held = self._held, _Held()
-        write: Transition = lambda tx: transitions.record_steps(tx, self.fence, held.rows, held.events, held.loop)  # noqa: E731
+
+        def write(tx: Transaction) -> None:
+            transitions.record_steps(tx, self.fence, held.rows, held.events, tuple(held.loops.values()), held.calls)
+
         return Unit([write], tuple(self._point(row) for row in held.rows), after=self._last)
 
     def _write_step(self, row: StepRow, event: Event, seen: Seen | None) -> Transition:
@@ -335,10 +367,12 @@ class _Held:
 
     rows: list[StepRow] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    loop: LoopState | None = None
+    calls: list[StepRow] = field(default_factory=list)
+    loops: dict[str | None, LoopState] = field(default_factory=dict)
+    """How far each loop is, by the path of its call; None for a run that is a loop."""
 
     def __bool__(self) -> bool:
-        return bool(self.events)
+        return bool(self.events or self.loops)
 
 
 class _Timed:

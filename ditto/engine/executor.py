@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
@@ -24,15 +24,18 @@ from ditto.engine.drive import Drive
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
 from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
-from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, is_lost
+from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
 from ditto.engine.trouble import Trouble
 from ditto.errors import DittoError, StepError, StoreClosedError, TransitionRefusedError
 from ditto.graph import Graph, Node
 from ditto.sandbox import Sandbox
 from ditto.store import queries
-from ditto.store.records import RunEnd
+from ditto.store.records import RunEnd, StepRow
 from ditto.store.schema import SETTLED, StepState
 from ditto.store.values import State, Stored
+
+CLOCK_LOOK_S: Final = 1.0
+"""How long a timer may sleep before it looks at the clock of the record again."""
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Engine:
         """Start no new attempt."""
         self.closing = True
         for drive in self.drives.values():
-            drive.halt()
+            drive.halted.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,12 @@ class _Execution:
         self.frontier = Frontier(graph, {name: output is not None for name, output in self.outputs.items()})
         self.settling = False
         """The run has failed: what was lost is settled, and nothing else is started."""
+        self.waits: dict[str, StepRow] = {}
+        """Nodes that wait, and their rows."""
         self.running = 0
         self.changed = asyncio.Event()
+        self.look_again = False
+        """Waits may be over."""
         self.stop: DittoError | None = None
 
     async def run(self) -> None:
@@ -132,20 +139,54 @@ class _Execution:
         # A chain needs no task group: most workflows are chains, and each step would pay for it.
         while self._may_start() and len(self.frontier.ready) == 1:
             await self._run_step(self.frontier.ready.popleft())
-        if self._may_start():
+        if self._may_start() or self._must_wait():
             await self._run_branches()
         if self.stop is not None:
             raise self.stop
-        assert self.trouble or not self.frontier.unsettled, "a run without trouble settles all its nodes"
+        self.trouble.waits.update((row.path, row) for row in self.waits.values())
+        assert self.trouble or self.waits or not self.frontier.unsettled, "a run without trouble settles all its nodes"
 
     async def _run_branches(self) -> None:
-        async with anyio.create_task_group() as branches:
-            while self.running or self._may_start():
-                while self._may_start() and self.running < self.concurrency:
-                    self.running += 1
-                    branches.start_soon(self._run_branch, self.frontier.ready.popleft())
+        self.drive.wakes.add(self.wake)
+        try:
+            async with anyio.create_task_group() as branches:
+                while self.running or self._may_start() or self._must_wait():
+                    while self._may_start() and self.running < self.concurrency:
+                        self.running += 1
+                        branches.start_soon(self._run_branch, self.frontier.ready.popleft())
+                    await self._wait_for_change()
+        finally:
+            self.drive.wakes.discard(self.wake)
+
+    async def _wait_for_change(self) -> None:
+        """Until a branch has ended, or a wait may be over; the latter are looked at again."""
+        if self.waits:
+            with anyio.move_on_after(self._next_due_s()) as timer:
                 await self.changed.wait()
-                self.changed.clear()
+            self.look_again = self.look_again or timer.cancelled_caught
+        else:
+            await self.changed.wait()
+        self.changed.clear()
+        if self.look_again:
+            self.look_again = False
+            self.frontier.ready.extend(self.graph.nodes[name] for name in self.waits)
+            self.waits.clear()
+
+    def wake(self) -> None:
+        """Somebody else wrote to the store: waits may be over."""
+        self.look_again = True
+        self.changed.set()
+
+    def _next_due_s(self) -> float:
+        """Seconds until a wait here may be over by itself, a second at most: the clock of the record may jump."""
+        due = [row.due_at for row in self.waits.values() if row.due_at is not None]
+        if not due:
+            return math.inf
+        return min(max((min(due) - self.drive.store.clock.now_us()) / 1_000_000, 0.0), CLOCK_LOOK_S)
+
+    def _must_wait(self) -> bool:
+        """Nothing else is left to do here, and the caller wants to wait for what is waited for."""
+        return bool(self.waits) and self.drive.blocks and not self.trouble and self.stop is None
 
     def _may_start(self) -> bool:
         if self.trouble.error is not None and not self.settling:
@@ -159,7 +200,7 @@ class _Execution:
     def _settle_only(self) -> None:
         """From now on start nothing but the look-up of what was lost before."""
         self.settling = True
-        self.drive.halt()
+        self.trouble.halted.set()
         lost = [node for node in self.frontier.ready if is_lost(self.drive.rows.get(self.prefix + node.name))]
         self.frontier.ready = deque(lost)
 
@@ -184,16 +225,16 @@ class _Execution:
 
     async def _run_step(self, node: Node) -> None:
         """Bring one node to its end, and see what that means for the Graph."""
-        step = Step(self.engine, self.drive, node, self.prefix + node.name)
+        step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble.halted)
         end = self.end if self.frontier.unsettled == 1 and not self.trouble else None
         try:
             try:
                 outcome = await step.run(self._values, skip=self._all_parents_skipped(node), end=end)
             except TransitionRefusedError as refused:
-                outcome, end = await self._adopt(step, refused), None
+                outcome, end = await adopt(self.drive, step, refused), None
         except DittoError as error:
             self.stop = self.stop or error
-            self.drive.halt()
+            self.drive.halted.set()
             return
         match outcome:
             case Completed(output):
@@ -205,9 +246,11 @@ class _Execution:
                 self._release_children(node)
             case Failed(error=record, cause=cause):
                 self.trouble.fail(record, cause)
-                self.drive.halt()
+                self.trouble.halted.set()
             case Unknown(reason):
                 self.trouble.unknown[step.path] = reason
+            case Waits(row):
+                self.waits[node.name] = row
             case NotStarted():
                 if self.engine.closing:
                     self._stop_closing()
@@ -215,21 +258,6 @@ class _Execution:
     def _release_children(self, node: Node) -> None:
         if not self.settling:
             self.frontier.settle(node.name)
-
-    async def _adopt(self, step: Step, refused: TransitionRefusedError) -> StepEnd:
-        """Somebody else settled the step while we were at it: what they recorded stands, and ours is late."""
-        reason = await self.drive.explain(refused)
-        row = await self.drive.store.read(queries.get_step, self.drive.run.id, step.path)
-        if reason is not refused or row is None:
-            self.drive.stop(reason)
-            raise reason
-        self.drive.rows[step.path] = row
-        if row.state is StepState.COMPLETED and row.output is not None:
-            return Completed(row.output)
-        error = ErrorRecord.from_text(row.error) if row.error else None
-        if row.state is StepState.FAILED and error is not None:
-            return Failed(error)
-        return Unknown("another process changed the step while it ran; run again")
 
     def _values(self, names: tuple[str, ...]) -> dict[str, Any]:
         """The named values, decoded anew for this reader; None for a skipped node."""
@@ -241,3 +269,19 @@ class _Execution:
 
     def _all_parents_skipped(self, node: Node) -> bool:
         return bool(node.after) and all(self.outputs[parent] is None for parent in node.after)
+
+
+async def adopt(drive: Drive, step: Step, refused: TransitionRefusedError) -> StepEnd:
+    """Somebody else settled the step while we were at it: what they recorded stands, and ours is late."""
+    reason = await drive.explain(refused)
+    row = await drive.store.read(queries.get_step, drive.run.id, step.path)
+    if reason is not refused or row is None:
+        drive.stop(reason)
+        raise reason
+    drive.rows[step.path] = row
+    if row.state is StepState.COMPLETED and row.output is not None:
+        return Completed(row.output)
+    error = ErrorRecord.from_text(row.error) if row.error else None
+    if row.state is StepState.FAILED and error is not None:
+        return Failed(error)
+    return Unknown("another process changed the step while it ran; run again")

@@ -40,7 +40,7 @@ async def run_loop(
     """Go on from this state until done, exhausted or in trouble. Raises as `run_graph` does."""
     user = _Asked(loop, drive, trouble)
     if state.iteration == 0:
-        state = LoopState(0, _stored_state(drive, loop, state.state.decode()))
+        state = replace(state, state=_stored_state(drive, loop, state.state.decode()))
     while True:
         # A run that has failed already is here to settle what its iteration lost, and for nothing else.
         if not trouble:
@@ -63,7 +63,7 @@ async def _iterate(
 ) -> LoopState | None:
     """One iteration; None if it ran into trouble."""
     number = state.iteration + 1
-    prefix = f"{number}/"
+    prefix = f"{number}/" if state.path is None else f"{state.path}/{number}/"
     graph = user.ask("graph", lambda: _chosen(engine, loop, state.state.decode()))
     bound = user.ask(
         "bind",
@@ -72,7 +72,7 @@ async def _iterate(
     if graph is None or bound is None:
         return None
     result = await run_graph(engine, drive, graph, bound, prefix=prefix, concurrency=concurrency, trouble=trouble)
-    if trouble:
+    if trouble or trouble.waits:
         return None
     updated = user.ask(
         "update",
@@ -80,9 +80,10 @@ async def _iterate(
     )
     if updated is None:
         return None
-    following = LoopState(number, updated)
+    following = replace(state, iteration=number, state=updated)
     drive.hold_loop(following)
-    drive.rows.clear()
+    for path in [each for each in drive.rows if each.startswith(prefix)]:
+        del drive.rows[path]
     return following
 
 

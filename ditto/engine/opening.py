@@ -11,6 +11,7 @@ open                                  → claim_run
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -31,10 +32,11 @@ from ditto.errors import (
     RunConflictError,
     TransitionRefusedError,
 )
+from ditto.flow import Flow
 from ditto.graph import Graph
 from ditto.loop import Loop
 from ditto.store import queries, transitions
-from ditto.store.records import INTERRUPTED, Event, Fence, LoopState, NewRun, RunRow
+from ditto.store.records import INTERRUPTED, Event, Fence, LoopState, NewRun, RunRow, StepRow
 from ditto.store.schema import CLOSED, REOPENABLE, RunStatus
 from ditto.store.store import Store
 from ditto.store.values import State, Stored, digest
@@ -51,14 +53,14 @@ class Request:
     """What a caller wants to run."""
 
     run_id: str | None
-    workflow: Graph | Loop
+    workflow: Graph | Loop | Flow
     input: Stored
     on_finished: OnFinished
 
     @property
     def kind(self) -> str:
-        """`graph` or `loop`."""
-        return "graph" if isinstance(self.workflow, Graph) else "loop"
+        """`graph`, `loop` or `flow`."""
+        return kind_of(self.workflow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Closed:
     """The run is closed, and what it came to is saved."""
 
     run: RunRow
+
+
+def kind_of(workflow: Graph | Loop | Flow) -> str:
+    """`graph`, `loop` or `flow`."""
+    return type(workflow).__name__.lower()
 
 
 def check_run_id(run_id: str | None) -> str | None:
@@ -173,12 +180,10 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
             retryable=True,
         )
     workflow = request.workflow
-    prefix = "" if isinstance(workflow, Graph) else f"{run.iteration + 1}/"
-    rows = {row.path: row for row in await store.read(queries.list_steps, run.id, prefix)}
     state = await store.read(queries.load_state, run.state)
-    graph = workflow if isinstance(workflow, Graph) else _graph_of(workflow, state)
-    differences = [] if graph is None else list_differences(graph, rows, prefix)
+    rows, differences = await _recorded_steps(store, run, workflow, state)
     if differences:
+        await _block(store, run, differences)
         raise RunBlockedError(
             f"run {run.run_id}: the code changed under it: {'; '.join(differences)}. "
             "Run it with the code that it was started with, or cancel it",
@@ -187,8 +192,10 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
         )
     event = Event("run_reopened" if run.status in REOPENABLE else "run_resumed", body={"was": run.status.value})
     fence = Fence(run.id, owner.id, run.fence + 1, run.run_id, workflow.name)
+    # A Flow's replay may come to nothing new: that it was taken up is then no line of its history, either.
+    told = () if isinstance(workflow, Flow) else (event,)
     claimed = store.commit(
-        lambda tx: transitions.claim_run(tx, run, owner.id, (event,)), points=[f"{workflow.name}:claimed"]
+        lambda tx: transitions.claim_run(tx, run, owner.id, told), points=[f"{workflow.name}:claimed"]
     )
     try:
         await claimed
@@ -196,13 +203,36 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
         if claimed.exception() is None:
             await _let_go(store, fence)
         raise
-    drive = Drive(store, run, fence, rows)
+    drive = Drive(store, run, fence, rows, resumed=True)
+    if not told:
+        drive.hold_event(event)
     kept = None if run.status in REOPENABLE else run.error
     return Opened(
         drive,
         None if state is None else LoopState(run.iteration, state),
         None if kept is None else ErrorRecord.from_text(kept),
     )
+
+
+async def _block(store: Store, run: RunRow, differences: list[str]) -> None:
+    """Say of an open run that the code does not fit it; once, however often it is tried."""
+    if run.status is RunStatus.BLOCKED or run.status in CLOSED:
+        return
+    event = Event("run_blocked", body={"differences": differences})
+    with suppress(TransitionRefusedError):
+        await store.commit(lambda tx: transitions.block_run(tx, run, event))
+
+
+async def _recorded_steps(
+    store: Store, run: RunRow, workflow: Graph | Loop | Flow, state: State | None
+) -> tuple[dict[str, StepRow], list[str]]:
+    """The rows that the code goes on from, and how they differ from it. A Flow asks for its own as it goes."""
+    if isinstance(workflow, Flow):
+        return {}, []
+    prefix = "" if isinstance(workflow, Graph) else f"{run.iteration + 1}/"
+    rows = {row.path: row for row in await store.read(queries.list_steps, run.id, prefix)}
+    graph = workflow if isinstance(workflow, Graph) else _graph_of(workflow, state)
+    return rows, [] if graph is None else list_differences(graph, rows, prefix)
 
 
 def _graph_of(loop: Loop, state: State | None) -> Graph | None:
@@ -237,6 +267,8 @@ def _as_created(key: int, new: NewRun, at: int) -> RunRow:
         iteration=0,
         state=None if new.state is None else new.state.column,
         error=None,
+        crashes=0,
+        claimed_seq=1,
         created_at=at,
         updated_at=at,
     )

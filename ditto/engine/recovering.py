@@ -14,6 +14,7 @@ import anyio
 
 from ditto.engine.ownership import Owner
 from ditto.errors import DittoError, RunBusyError, StoreError
+from ditto.flow import Flow
 from ditto.graph import Graph
 from ditto.loop import Loop
 from ditto.runs import Recovered
@@ -28,7 +29,7 @@ STORE_TRIES_MAX: Final = 6
 STORE_WAIT_S: Final = 0.2
 """First wait before a run is tried again that a busy or failing store kept from going on; doubled each time."""
 
-Workflows: TypeAlias = Mapping[tuple[str, str], Graph | Loop]
+Workflows: TypeAlias = Mapping[tuple[str, str], Graph | Loop | Flow]
 Resume: TypeAlias = Callable[[RunRow], Awaitable[None]]
 
 
@@ -39,9 +40,9 @@ async def recover_runs(
     found: list[Recovered] = []
     slots = anyio.Semaphore(concurrency)
 
-    async def take_up(run: RunRow) -> None:
+    async def drive(run: RunRow) -> None:
         try:
-            recovered = await _take_up(store, run, resume)
+            recovered = await take_up(store, run, resume)
         finally:
             slots.release()
         if recovered is not None:
@@ -53,19 +54,20 @@ async def recover_runs(
             page = await _patiently(partial(store.read, queries.list_undriven, after, PAGE))
             for run in page:
                 after = run.id
-                if (run.kind, run.workflow) in workflows and not _is_driven(owner, run):
+                if (run.kind, run.workflow) in workflows and not is_driven(owner, run):
                     await slots.acquire()
-                    tasks.start_soon(take_up, run)
+                    tasks.start_soon(drive, run)
             if len(page) < PAGE:
                 break
     return tuple(sorted(found, key=lambda each: each.run_id))
 
 
-def _is_driven(owner: Owner, run: RunRow) -> bool:
+def is_driven(owner: Owner, run: RunRow) -> bool:
+    """Whether another runtime, which is alive, drives the run."""
     return run.owner is not None and run.owner != owner.id and owner.is_alive(run.owner)
 
 
-async def _take_up(store: Store, run: RunRow, resume: Resume) -> Recovered | None:
+async def take_up(store: Store, run: RunRow, resume: Resume) -> Recovered | None:
     """Drive one run; None if somebody else was faster."""
     error: DittoError | None = None
     try:

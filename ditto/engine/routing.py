@@ -18,7 +18,10 @@ from ditto.errors import ConfigError, DefinitionError
 from ditto.graph import STEP_TYPE, Graph
 from ditto.sandbox import Sandbox
 from ditto.store.connection import Location
+from ditto.waits import WaitKind
 from ditto.worker import NodeHandler, Worker
+
+WAIT_TYPES = frozenset(kind.value for kind in WaitKind)
 
 
 @dataclass(slots=True)
@@ -67,12 +70,12 @@ class Router:
 
     def route(self, node_type: str) -> Route:
         """Where steps of a node type run."""
-        return self._steps if node_type == STEP_TYPE else self._routes[node_type][0]
+        return self._steps if is_built_in(node_type) else self._routes[node_type][0]
 
     def check(self, graph: Graph) -> None:
         """Refuse a Graph with a node that no worker carries out. Raises DefinitionError."""
         for node in graph.nodes.values():
-            if node.type != STEP_TYPE:
+            if not is_built_in(node.type):
                 try:
                     self.handler(node.type)
                 except DefinitionError as error:
@@ -106,6 +109,11 @@ class Router:
         section = getattr(self.config.workers, worker.type.lower(), None)
         limit: int | None = getattr(section, "concurrency", None)
         return limit
+
+
+def is_built_in(node_type: str) -> bool:
+    """Whether the engine itself carries out nodes of this type: plain steps and waits."""
+    return node_type == STEP_TYPE or node_type in WAIT_TYPES
 
 
 def _check_databases(local_databases: tuple[tuple[str, Path], ...], store: Path) -> None:

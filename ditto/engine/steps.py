@@ -51,7 +51,8 @@ from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
-from ditto.store.values import Stored
+from ditto.store.values import Stored, digest
+from ditto.waits import Wait, WaitKind
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from ditto.engine.drive import Drive
     from ditto.engine.executor import Engine
+    from ditto.engine.halt import Halt
 
 logger = logging.getLogger("ditto.engine")
 
@@ -78,13 +80,20 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """The step waits for somebody, or for a time."""
+
+    row: StepRow
+
+
+@dataclass(frozen=True, slots=True)
 class _Resend:
     """The other side has no record of the attempt, and that is final: another one may be made, under the same key."""
 
     reason: str
 
 
-StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown | NotStarted
+StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown | Waits | NotStarted
 
 
 def is_lost(row: StepRow | None) -> bool:
@@ -102,8 +111,14 @@ def lost_reason(row: StepRow) -> str:
 class Step:
     """One node of one run, while it is brought to its end."""
 
-    def __init__(self, engine: Engine, drive: Drive, node: Node, path: str) -> None:
+    def __init__(
+        self, engine: Engine, drive: Drive, node: Node, path: str, halted: Halt, *, ends_failed: bool = False
+    ) -> None:
         self.engine = engine
+        self.halted = halted
+        self.refused = StepState.FAILED if ends_failed else StepState.REFUSED
+        """How the row of a step ends that was refused for the last time: a Flow may go on from it, and must not see
+        another outcome when it is replayed."""
         self.drive = drive
         self.node = node
         self.path = path
@@ -124,6 +139,8 @@ class Step:
         """
         if (failed := self._failed_for_good()) is not None:
             return failed
+        if self.node.wait is not None:
+            return await self._wait(self.node.wait, values, skip=skip)
         try:
             wanted = is_lost(self.row) or not (skip or not self._wanted(values))
             action = self._plan(values) if wanted else None
@@ -136,7 +153,7 @@ class Step:
         except Exception as error:  # noqa: BLE001 - the worker's own factory raised
             return await self._fail_before(error)
         if action.effect is EffectClass.LOCAL:
-            return NotStarted() if self.drive.halted else await self._run_local(action, resources, end)
+            return NotStarted() if self.halted.is_set() else await self._run_local(action, resources, end)
         return await self._carry_out(action, resources, end)
 
     # Before the attempt
@@ -197,6 +214,49 @@ class Step:
             await self.drive.record(row, Event("step_skipped", self.path), seen=self._seen())
         return Skipped()
 
+    # Waits
+
+    async def _wait(self, wait: Wait, values: Values, *, skip: bool) -> StepEnd:
+        """Begin to wait, or see whether the wait is over."""
+        if self.row is not None and self.row.state is StepState.WAITING:
+            return await self._wait_on(wait, await self.drive.look_at_wait(self.path))
+        try:
+            if skip or not self._wanted(values):
+                return await self._skip()
+            shown = None if self.node.bind is None else self.node.bind(**values(self.node.bind_names))
+            duration_s = wait.duration_s(values(wait.seconds_names))
+            arguments = self.drive.store.encode(shown, f"what approval {self.path} shows")
+        except Exception as error:  # noqa: BLE001 - a user's function raised: that fails the step
+            return await self._fail_before(error)
+        self.attempt += 1
+        now = self.drive.store.clock.now_us()
+        row = replace(
+            self._new_row(StepState.WAITING, key=wait.name, arguments=arguments),
+            due_at=None if duration_s is None else now + round(duration_s * 1_000_000),
+        )
+        body = {"for": wait.kind.value, "name": wait.name}
+        if wait.kind is WaitKind.APPROVAL:
+            body["digest"] = shown_digest(self.drive.run.run_id, self.path, arguments)
+        signal = wait.name if wait.kind is WaitKind.SIGNAL else None
+        begun = await self.drive.begin_wait(row, signal, Event("step_waiting", self.path, body))
+        return await self._wait_on(wait, begun)
+
+    async def _wait_on(self, wait: Wait, row: StepRow) -> StepEnd:
+        """What a wait that has begun stands at; if its time has come, it is over."""
+        self.row = row
+        if row.state is StepState.WAITING and row.due_at is not None and row.due_at <= self.drive.store.clock.now_us():
+            output = self.drive.store.encode(over_output(wait.kind), f"the end of wait {self.path}")
+            try:
+                await self.drive.end_wait(row, output, Event("wait_over", self.path, {"name": wait.name}))
+            except TransitionRefusedError:
+                pass  # a signal or a decision was faster: it stands
+            row = self.row = await self.drive.look_at_wait(self.path)
+        if row.state is StepState.WAITING:
+            return Waits(row)
+        if row.state is StepState.COMPLETED and row.output is not None:
+            return Completed(row.output)
+        return Unknown("another process changed the wait; run again")
+
     # Attempts
 
     async def _carry_out(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
@@ -204,7 +264,7 @@ class Step:
         if is_lost(self.row):
             assert self.row is not None
             found = await self._settle(action, resources, Unknown(lost_reason(self.row)))
-            if isinstance(found, _Resend) and self.drive.halted:
+            if isinstance(found, _Resend) and self.halted.is_set():
                 found = self._not_made(found.reason)
             if not isinstance(found, _Resend):
                 return await self._commit(found, action, end)
@@ -215,7 +275,7 @@ class Step:
             if isinstance(outcome, Unknown):
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
-                    if not self.resent and not self.drive.halted:
+                    if not self.resent and not self.halted.is_set():
                         self.resent = True
                         continue
                     settled = self._not_made(settled.reason)
@@ -232,7 +292,7 @@ class Step:
         """Take a slot, admit where the class asks for it, then call the handler once. None: the run halted before."""
         async with AsyncExitStack() as place:
             seat = await self._take_place(action, place)
-            if self.drive.halted:
+            if self.halted.is_set():
                 return None
             self.attempt += 1
             if action.effect.admitted:
@@ -243,7 +303,7 @@ class Step:
             made = await make_attempt(action, self._context(action, resources), self._deadline(action), seat, late)
             outcome = self._decide(action, made)
             if self._fails_the_run(outcome, action):
-                self.drive.halt()  # before anybody gets our slot
+                self.halted.set()  # before anybody gets our slot
         if made.cancellation is not None:
             if not isinstance(outcome, Cut):
                 await self._shielded(self._commit(outcome, action, None))
@@ -274,7 +334,7 @@ class Step:
         in_thread = not action.is_async and action.effect is not EffectClass.PURE
         if not in_thread and self.route.limiter is None:
             return seat
-        with self.drive.until_halted():
+        with self.halted.until_set():
             if in_thread and not action.effect.held:
                 await self._threads.ended(self._name)
             if self.route.limiter is not None:
@@ -285,16 +345,16 @@ class Step:
 
     async def _halted_within(self, seconds: float) -> bool:
         """Wait; True if no further attempt may start any more."""
-        with self.drive.until_halted():
+        with self.halted.until_set():
             await anyio.sleep(seconds)
-        return self.drive.halted
+        return self.halted.is_set()
 
     def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:
         """Seconds until the next attempt; None if there is none. Only what is safe to repeat is tried again."""
         retry = self.node.retry
         if retry is None or not isinstance(outcome, Failed | Refused):
             return None
-        if self.attempt - self.spent >= retry.max_attempts or self.drive.halted:
+        if self.attempt - self.spent >= retry.max_attempts or self.halted.is_set():
             return None
         if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
             return None
@@ -395,7 +455,7 @@ class Step:
             case Failed():
                 return await self._commit_failure(outcome)
             case Refused(error, cause):
-                row = self._new_row(StepState.REFUSED, like=self.row, error=error.to_text())
+                row = self._new_row(self.refused, like=self.row, error=error.to_text())
                 await self._record(row, Event("step_refused", self.path, _error_body(error, self.attempt)))
                 return Failed(error, cause)
             case Unknown(reason):
@@ -585,6 +645,22 @@ class Step:
                 await work
             except DittoError as error:
                 logger.warning("step %s of run %s: %s", self.path, self.drive.run.run_id, error)
+
+
+def shown_digest(run_id: str, path: str, shown: Stored) -> str:
+    """What a decision is bound to: the run, the step, and what was shown."""
+    return digest(f"{run_id}\n{path}\n{shown.body}")
+
+
+def over_output(kind: WaitKind) -> dict[str, Any]:
+    """The output of a wait whose time has come."""
+    match kind:
+        case WaitKind.SIGNAL:
+            return {"timed_out": True, "body": None, "actor": None, "at": None}
+        case WaitKind.APPROVAL:
+            return {"decision": "expired", "actor": None, "reason": None, "digest": None, "at": None}
+        case WaitKind.TIMER | WaitKind.CHILD:
+            return {"timed_out": True}
 
 
 class _LocalFailed(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ditto.engine.halt import Halt
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.steps import is_lost, lost_reason
 from ditto.errors import DittoError, LimitExceededError, UnknownOutcomeError
@@ -16,10 +17,14 @@ from ditto.store.schema import RunStatus
 class Trouble:
     """The first error of a run, and its unknown outcomes. An unknown outranks the error in the run's status."""
 
+    halted: Halt
+    """Set when nothing further may be started here."""
     error: ErrorRecord | None = None
     cause: BaseException | None = None
     unknown: dict[str, str] = field(default_factory=dict)
     """Path of each step whose outcome is unknown, and why."""
+    waits: dict[str, StepRow] = field(default_factory=dict)
+    """The open waits of a run that nothing else is wrong with."""
 
     def __bool__(self) -> bool:
         return self.error is not None or bool(self.unknown)
@@ -36,12 +41,13 @@ class Trouble:
                 self.unknown.setdefault(path, lost_reason(row))
 
     def end(self) -> RunEnd:
-        """How the run is let go: unknown while an outcome is, and failed once none is."""
+        """How the run is let go: unknown while an outcome is, failed once none is, else waiting."""
         error = None if self.error is None else self.error.to_text()
         if self.unknown:
             body = {"steps": sorted(self.unknown)}
             return RunEnd(RunStatus.UNKNOWN, error, Event("run_unknown", body=body))
-        assert self.error is not None
+        if self.error is None:
+            return RunEnd(RunStatus.WAITING, event=Event("run_waiting", body={"steps": sorted(self.waits)}))
         return RunEnd(RunStatus.FAILED, error, Event("run_failed", self.error.step, {"code": self.error.code}))
 
     def to_error(self, run: RunRow) -> DittoError:

@@ -19,6 +19,7 @@ import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -32,6 +33,9 @@ from ditto.store.transitions import Transaction
 
 BATCH_MAX: Final = 512
 """Units in one transaction."""
+
+OUTSIDE_S: Final = 0.2
+"""How often other writers are looked for, while somebody wants to know."""
 
 IDLE_S: Final = 1.0
 """After so long without a unit the WAL is checkpointed."""
@@ -96,6 +100,10 @@ class Committer:
         self._inbox: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._held: Unit | None = None
         self._db: Driver | None = connect(location)
+        self.on_outside_write: Callable[[], None] | None = None
+        """Called on the event loop when another process has written; None: nobody wants to know."""
+        self._outside_version = -1
+        self._look_at = 0.0
         self._written = False
         """Something was committed since the last checkpoint."""
         self._loop = asyncio.get_running_loop()
@@ -136,6 +144,7 @@ class Committer:
                     self._loop.call_soon_threadsafe(_deliver, batch)
                 except RuntimeError:
                     logger.info("the event loop was closed before it could be told of a commit")
+                self._look_outside()
         finally:
             self._checkpoint()
             self._drop_connection()
@@ -164,12 +173,32 @@ class Committer:
         return batch
 
     def _wait(self) -> Unit | None:
-        while self._written:
+        """The next unit; meanwhile the WAL goes back into the file, and other writers are noticed."""
+        idle_s = 0.0
+        while self._written or self.on_outside_write is not None:
+            pause_s = IDLE_S if self.on_outside_write is None else OUTSIDE_S
             try:
-                return self._inbox.get(timeout=IDLE_S)
+                return self._inbox.get(timeout=pause_s)
             except queue.Empty:
-                self._checkpoint()
+                idle_s += pause_s
+                self._look_outside()
+                if self._written and idle_s >= IDLE_S:
+                    self._checkpoint()
         return self._inbox.get()
+
+    def _look_outside(self) -> None:
+        """Tell the event loop if another process has written to the file since the last look."""
+        if (tell := self.on_outside_write) is None or self._db is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + OUTSIDE_S
+        try:
+            version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error as error:
+            logger.info("the store could not be asked for other writers: %s", error)
+            return
+        if version != self._outside_version:
+            self._outside_version = version
+            self._loop.call_soon_threadsafe(tell)
 
     def _commit(self, batch: list[Unit]) -> None:
         try:

@@ -110,6 +110,29 @@ def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     return Stored(column, row[0])
 
 
+def list_calls(db: sqlite3.Connection, run: int, after: int, limit: int) -> tuple[list[StepRow], int | None]:
+    """A page of a Flow's recorded calls, in the order they were first written, and where the next page begins."""
+    rows = sql.LIST_CALLS(db, b_run=run, b_after=after, b_limit=limit).fetchall()
+    return [_step(db, row[1:]) for row in rows], rows[-1][0] if len(rows) == limit else None
+
+
+def list_waits(db: sqlite3.Connection, run: int) -> list[StepRow]:
+    """The open waits of a run, oldest first."""
+    return [_step(db, row) for row in sql.LIST_WAITS(db, b_run=run).fetchall()]
+
+
+def list_owned(db: sqlite3.Connection, owner: str) -> set[int]:
+    """Row ids of the runs that this owner drives."""
+    return {row[0] for row in sql.LIST_OWNED(db, b_owner=owner).fetchall()}
+
+
+def list_due(db: sqlite3.Connection, now: int, limit: int) -> list[tuple[int, str, int, str]]:
+    """(run, path, attempt, type) of waits whose time has come, the longest due first."""
+    return [
+        (run, path, attempt, kind) for run, path, attempt, kind in sql.LIST_DUE(db, b_now=now, b_limit=limit).fetchall()
+    ]
+
+
 def load_state(db: sqlite3.Connection, column: str | None) -> State | None:
     """The state column of a Loop, with its lists. Raises StoreDamagedError if a part of it is gone."""
     if column is None or not column.startswith(GROWING):
@@ -151,7 +174,9 @@ def _load_item(db: sqlite3.Connection, value: int) -> Any:
 
 def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
     check_row(row, _STEP_KINDS, f"ditto_steps, step {row[1]!r}")
-    (_, path, type_, version, after, effect, state, attempt, key, arguments, output, error, admitted, settled) = row
+    (_, path, type_, version, after, effect, state, attempt, key, arguments, output, error, admitted, settled, due) = (
+        row
+    )
     return StepRow(
         path=path,
         type=type_,
@@ -162,10 +187,12 @@ def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
         attempt=attempt,
         key=key,
         arguments=load_value(db, arguments),
-        output=load_value(db, output),
+        output=None if state == StepState.OPEN else load_value(db, output),
+        progress=load_state(db, output) if state == StepState.OPEN else None,
         error=error,
         admitted_at=admitted,
         settled_at=settled,
+        due_at=due,
     )
 
 

@@ -53,6 +53,10 @@ class RunRow:
     iteration: int
     state: str | None
     error: str | None
+    crashes: int
+    """How often in a row its process died without any progress."""
+    claimed_seq: int
+    """The number of its last event when it was last claimed."""
     created_at: int
     updated_at: int
 
@@ -103,6 +107,10 @@ class StepRow:
     error: str | None = None
     admitted_at: int | None = None
     settled_at: int | None = None
+    due_at: int | None = None
+    """When a waiting step is over by itself."""
+    progress: State | None = None
+    """The state of an open Loop inside a Flow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,11 @@ class LoopState:
 
     iteration: int
     state: State
+    path: str | None = None
+    """The path of the call, for a Loop inside a Flow."""
+    name: str = ""
+    """The Loop's name, and what it was asked with, for a Loop inside a Flow."""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

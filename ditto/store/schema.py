@@ -24,7 +24,7 @@ from sqlalchemy import (
     and_,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
@@ -66,6 +66,10 @@ class StepState(StrEnum):
     REFUSED = "refused"
     """The last attempt is known to have changed nothing; another may be made."""
     UNKNOWN = "unknown"
+    OPEN = "open"
+    """A Loop inside a Flow, under way: its output is the state after `attempt` iterations."""
+    WAITING = "waiting"
+    """Open until a signal, a decision or a time settles it; nobody need drive the run meanwhile."""
 
 
 SETTLED: Final = frozenset({StepState.COMPLETED, StepState.SKIPPED})
@@ -91,6 +95,8 @@ runs = Table(
     Column("iteration", Integer, nullable=False),
     Column("state", Text),
     Column("error", Text),
+    Column("crashes", Integer, nullable=False, server_default="0"),
+    Column("claimed_seq", Integer, nullable=False, server_default="0"),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     UniqueConstraint("run_id", "generation"),
@@ -115,7 +121,25 @@ steps = Table(
     Column("error", Text),
     Column("admitted_at", BigInteger),
     Column("settled_at", BigInteger),
+    Column("due_at", BigInteger),
     UniqueConstraint("run", "path"),
+)
+Index("ditto_steps_due", steps.c.due_at, sqlite_where=steps.c.state == StepState.WAITING.value)
+
+Index("ditto_steps_waiting", steps.c.key, sqlite_where=steps.c.state == StepState.WAITING.value)
+
+signals = Table(
+    "ditto_signals",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", Integer, ForeignKey(runs.c.id), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("signal_id", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("step", Text),
+    UniqueConstraint("run", "signal_id"),
 )
 
 events = Table(

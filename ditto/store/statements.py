@@ -8,12 +8,12 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, func, insert, null, or_, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from ditto.store.schema import CLOSED, RunStatus, StepState, events, lists, meta, runs, steps, values
+from ditto.store.schema import CLOSED, RunStatus, StepState, events, lists, meta, runs, signals, steps, values
 
 _DIALECT: Final = sqlite.dialect(paramstyle="qmark")
 
@@ -53,7 +53,7 @@ def _fenced() -> Any:
 
 STEP_COLUMNS: Final = (
     "run", "path", "type", "version", "after", "effect", "state", "attempt",
-    "key", "arguments", "output", "error", "admitted_at", "settled_at",
+    "key", "arguments", "output", "error", "admitted_at", "settled_at", "due_at",
 )  # fmt: skip
 _RUN_COLUMNS: Final = tuple(column.name for column in runs.columns)
 
@@ -84,6 +84,7 @@ RELEASE_RUN: Final = Statement(
         updated_at=bindparam("b_at"),
         status=bindparam("b_status"),
         error=bindparam("b_error"),
+        crashes=0,
         owner=None,
     )
 )
@@ -99,6 +100,22 @@ CLAIM_RUN: Final = Statement(
         fence=runs.c.fence + 1,
         status=bindparam("b_status"),
         error=bindparam("b_error"),
+        crashes=bindparam("b_crashes"),
+        claimed_seq=runs.c.seq + bindparam("b_events"),
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+    )
+)
+BLOCK_RUN: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.id == bindparam("b_run"),
+        runs.c.fence == bindparam("b_seen_fence"),
+        runs.c.status == bindparam("b_seen_status"),
+    )
+    .values(
+        status=RunStatus.BLOCKED.value,
+        owner=None,
         seq=runs.c.seq + bindparam("b_events"),
         updated_at=bindparam("b_at"),
     )
@@ -124,6 +141,26 @@ SETTLE_STATUS: Final = Statement(
     .where(runs.c.id == bindparam("b_run"), runs.c.owner.is_(None), _OPEN)
     .values(status=bindparam("b_status"))
 )
+WAKE_RUN: Final = Statement(
+    update(runs)
+    .where(runs.c.id == bindparam("b_run"), runs.c.status == RunStatus.WAITING.value)
+    .values(status=RunStatus.INTERRUPTED.value)
+)
+WAKE_PARENTS: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.status == RunStatus.WAITING.value,
+        runs.c.id.in_(
+            select(steps.c.run).where(
+                steps.c.state == StepState.WAITING.value,
+                steps.c.type == "WAIT.CHILD",
+                steps.c.key == bindparam("b_run_id"),
+            )
+        ),
+    )
+    .values(status=RunStatus.INTERRUPTED.value)
+)
+GET_STATUS: Final = Statement(select(runs.c.status).where(runs.c.id == bindparam("b_run")))
 GET_SEQ: Final = Statement(select(runs.c.seq).where(runs.c.id == bindparam("b_run")))
 
 INSERT_STEP: Final = Statement(insert(steps).values({name: bindparam(name) for name in STEP_COLUMNS}))
@@ -152,6 +189,87 @@ RESOLVE_STEP: Final = Statement(
         error=bindparam("n_error"),
         settled_at=bindparam("n_settled_at"),
     )
+)
+ADVANCE_CALL: Final = Statement(
+    update(steps)
+    .where(
+        steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path"), steps.c.state == StepState.OPEN.value
+    )
+    .values(attempt=bindparam("n_attempt"), output=bindparam("n_output"))
+)
+MOVE_CALL: Final = Statement(
+    update(steps)
+    .where(steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path"))
+    .values({name: bindparam(f"n_{name}") for name in ("version", "state", "attempt", "output", "error", "settled_at")})
+)
+LIST_CALLS: Final = Statement(
+    select(steps.c.id, *[steps.c[name] for name in STEP_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.id > bindparam("b_after"), steps.c.path.not_like("%/%"))
+    .order_by(steps.c.id)
+    .limit(bindparam("b_limit"))
+)
+SETTLE_WAIT: Final = Statement(
+    update(steps)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        steps.c.path == bindparam("b_path"),
+        steps.c.state == StepState.WAITING.value,
+        steps.c.attempt == bindparam("b_attempt"),
+    )
+    .values(state=StepState.COMPLETED.value, output=bindparam("n_output"), settled_at=bindparam("n_settled_at"))
+)
+FIND_WAIT: Final = Statement(
+    select(steps.c.path, steps.c.attempt)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        steps.c.state == StepState.WAITING.value,
+        steps.c.type == bindparam("b_type"),
+        steps.c.key == bindparam("b_name"),
+    )
+    .order_by(steps.c.id)
+    .limit(1)
+)
+INSERT_SIGNAL: Final = Statement(
+    insert(signals).from_select(
+        ["run", "name", "signal_id", "body", "actor", "at", "step"],
+        select(
+            bindparam("run"),
+            bindparam("name"),
+            bindparam("signal_id"),
+            bindparam("body"),
+            bindparam("actor"),
+            bindparam("at"),
+            null(),
+        ).where(
+            select(runs.c.id).where(runs.c.id == bindparam("run"), _OPEN).exists(),
+            ~select(signals.c.id)
+            .where(signals.c.run == bindparam("run"), signals.c.signal_id == bindparam("signal_id"))
+            .exists(),
+        ),
+    )
+)
+FIND_SIGNAL: Final = Statement(
+    select(signals.c.id, signals.c.body, signals.c.actor, signals.c.at, signals.c.signal_id)
+    .where(signals.c.run == bindparam("b_run"), signals.c.name == bindparam("b_name"), signals.c.step.is_(None))
+    .order_by(signals.c.id)
+    .limit(1)
+)
+TAKE_SIGNAL: Final = Statement(
+    update(signals).where(signals.c.id == bindparam("b_id")).values(step=bindparam("n_step"))
+)
+LIST_OWNED: Final = Statement(
+    select(runs.c.id).where(runs.c.owner == bindparam("b_owner"), runs.c.status == RunStatus.RUNNING.value)
+)
+LIST_DUE: Final = Statement(
+    select(steps.c.run, steps.c.path, steps.c.attempt, steps.c.type)
+    .where(steps.c.state == StepState.WAITING.value, steps.c.due_at <= bindparam("b_now"))
+    .order_by(steps.c.due_at)
+    .limit(bindparam("b_limit"))
+)
+LIST_WAITS: Final = Statement(
+    select(*[steps.c[name] for name in STEP_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.state == StepState.WAITING.value)
+    .order_by(steps.c.id)
 )
 COUNT_LOST: Final = Statement(
     select(func.count())

@@ -94,6 +94,10 @@ class Store:
         self._refuse_fork()
         return self._committer.submit(Unit(transitions, tuple(points), alone=alone, kept=kept, after=after))
 
+    def watch(self, tell: Callable[[], None] | None) -> None:
+        """Call `tell` on the event loop whenever another process has written to the file; None stops that."""
+        self._committer.on_outside_write = tell
+
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:
         """The result of a query, run in the reader's thread."""
         self._refuse_fork()
@@ -101,12 +105,17 @@ class Store:
 
     async def close(self) -> None:
         """Commit what waits and close both connections. In a forked child: nothing, they are the parent's."""
-        if os.getpid() == self._process:
+        if not self.is_inherited:
             await self._reader.close()
             await self._committer.close()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked off the one that opened the store."""
+        return os.getpid() != self._process
+
     def _refuse_fork(self) -> None:
-        if os.getpid() != self._process:
+        if self.is_inherited:
             raise StoreClosedError(
                 "this runtime was opened before fork(), and works in the parent only; start the child with 'spawn', "
                 "or fork before the store is opened"

@@ -21,14 +21,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ditto.errors import TransitionRefusedError
 from ditto.items import Items, Kept
 from ditto.store import statements as sql
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import REOPENABLE, RunStatus, StepState
-from ditto.store.values import GROWING, Growing, Stored, digest
+from ditto.store.schema import CLOSED, REOPENABLE, RunStatus, StepState
+from ditto.store.values import GROWING, Growing, Stored, digest, store_text
 
 EVENT_ID_SHIFT: Final = 32
 """The id of an event is `run << 32 | seq`: a run's events lie side by side, and need no index of their own."""
@@ -123,6 +124,8 @@ def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
         iteration=0,
         state=None if new.state is None else new.state.column,
         error=None,
+        crashes=0,
+        claimed_seq=len(events),
         created_at=tx.at,
         updated_at=tx.at,
     )
@@ -148,6 +151,7 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
         b_seen_fence=seen.fence,
         b_seen_status=seen.status.value,
         b_owner=owner,
+        b_crashes=_crashes(seen),
         b_status=RunStatus.RUNNING.value,
         b_error=None if seen.status in REOPENABLE else seen.error,
         b_events=len(events),
@@ -159,34 +163,161 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
     return seen.fence + 1
 
 
+def _crashes(seen: RunRow) -> int:
+    """How often in a row the run's process has died without any progress, this time included."""
+    if seen.status is not RunStatus.RUNNING or seen.owner is None:
+        return 0
+    return 1 if seen.seq > seen.claimed_seq else seen.crashes + 1
+
+
+def block_run(tx: Transaction, seen: RunRow, event: Event) -> None:
+    """The code does not fit the run: it is left as it is, until it is run with other code. Guard: fence and status."""
+    blocked = sql.BLOCK_RUN(
+        tx.db, b_run=seen.id, b_seen_fence=seen.fence, b_seen_status=seen.status.value, b_events=1, b_at=tx.at
+    )
+    if blocked.rowcount != 1:
+        raise TransitionRefusedError("block_run", "another runtime moved the run first", run_id=seen.run_id)
+    tx.tell(seen.id, (event,))
+
+
 def record_steps(
-    tx: Transaction, fence: Fence, rows: Sequence[StepRow], events: Sequence[Event], loop: LoopState | None = None
+    tx: Transaction,
+    fence: Fence,
+    rows: Sequence[StepRow],
+    events: Sequence[Event],
+    loops: Sequence[LoopState] = (),
+    calls: Sequence[StepRow] = (),
 ) -> None:
     """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence."""
     touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
     if touched.rowcount != 1:
         raise _fence_lost("record_steps", fence)
-    if loop is not None:
-        sql.ADVANCE_LOOP(tx.db, b_run=fence.run, b_iteration=loop.iteration, b_state=tx.keep(loop.state))
+    for loop in loops:
+        if loop.path is None:
+            sql.ADVANCE_LOOP(tx.db, b_run=fence.run, b_iteration=loop.iteration, b_state=tx.keep(loop.state))
+        else:
+            _advance_call(tx, fence.run, loop)
+    for call in calls:
+        if not _move_call(tx, fence.run, call):
+            _insert_step(tx, fence.run, call)
     for row in rows:
-        sql.INSERT_STEP(
-            tx.db,
-            run=fence.run,
-            path=row.path,
-            type=row.type,
-            version=row.version,
-            after=row.after,
-            effect=row.effect,
-            state=row.state.value,
-            attempt=row.attempt,
-            key=row.key,
-            arguments=tx.keep(row.arguments),
-            output=tx.keep(row.output),
-            error=row.error,
-            admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
-            settled_at=None if row.state is StepState.ADMITTED else tx.at,
-        )
+        _insert_step(tx, fence.run, row)
     tx.tell(fence.run, events)
+
+
+def _move_call(tx: Transaction, run: int, call: StepRow) -> bool:
+    """A call of a Flow that has a row already: a Loop that was open, a failure that was tried again."""
+    moved = sql.MOVE_CALL(
+        tx.db,
+        b_run=run,
+        b_path=call.path,
+        n_version=call.version,
+        n_state=call.state.value,
+        n_attempt=call.attempt,
+        n_output=tx.keep(call.output),
+        n_error=call.error,
+        n_settled_at=tx.at,
+    )
+    return moved.rowcount == 1
+
+
+def _insert_step(tx: Transaction, run: int, row: StepRow) -> None:
+    sql.INSERT_STEP(
+        tx.db,
+        run=run,
+        path=row.path,
+        type=row.type,
+        version=row.version,
+        after=row.after,
+        effect=row.effect,
+        state=row.state.value,
+        attempt=row.attempt,
+        key=row.key,
+        arguments=tx.keep(row.arguments),
+        output=tx.keep(row.output),
+        error=row.error,
+        admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
+        settled_at=None if row.state in (StepState.ADMITTED, StepState.WAITING) else tx.at,
+        due_at=row.due_at,
+    )
+
+
+def _advance_call(tx: Transaction, run: int, loop: LoopState) -> None:
+    """How far a Loop inside a Flow is: the row of its call, open, with the state after `attempt` iterations."""
+    state = tx.keep(loop.state)
+    moved = sql.ADVANCE_CALL(tx.db, b_run=run, b_path=loop.path, n_attempt=loop.iteration, n_output=state)
+    if moved.rowcount == 0:
+        sql.INSERT_STEP(
+            tx.db, run=run, path=loop.path, type="CALL.LOOP", version=loop.version, after="[]", effect=None,
+            state=StepState.OPEN.value, attempt=loop.iteration, key=loop.name, arguments=None, output=state, error=None,
+            admitted_at=None, settled_at=None, due_at=None,
+        )  # fmt: skip
+
+
+def begin_wait(tx: Transaction, fence: Fence, row: StepRow, signal: str | None, event: Event) -> StepRow:
+    """A step begins to wait; for a signal that was sent before, it is over at once. Guard: the fence.
+
+    Returns the row as it stands.
+    """
+    found = None if signal is None else sql.FIND_SIGNAL(tx.db, b_run=fence.run, b_name=signal).fetchone()
+    if found is None:
+        record_steps(tx, fence, (row,), (event,))
+        return row
+    number, body, actor, at, signal_id = found
+    settled = replace(row, state=StepState.COMPLETED, output=store_text(signal_output(body, actor, at)), due_at=None)
+    received = Event("signal_received", row.path, {"name": signal, "signal": signal_id, "actor": actor})
+    record_steps(tx, fence, (settled,), (event, received))
+    sql.TAKE_SIGNAL(tx.db, b_id=number, n_step=row.path)
+    return settled
+
+
+def send_signal(tx: Transaction, run: int, name: str, signal_id: str, body: Stored, actor: str) -> bool:
+    """A signal for an open run: queued, or given to the step that waits for it. Guard: the run is open.
+
+    False if a signal with that id was sent before: nothing is written then. A run that waited may go on.
+    """
+    sent = sql.INSERT_SIGNAL(tx.db, run=run, name=name, signal_id=signal_id, body=body.body, actor=actor, at=tx.at)
+    if sent.rowcount != 1:
+        status = sql.GET_STATUS(tx.db, b_run=run).fetchone()
+        if status is not None and status[0] in CLOSED:
+            raise TransitionRefusedError("send_signal", f"the run is {status[0]}")
+        return False
+    sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
+    waits = sql.FIND_WAIT(tx.db, b_run=run, b_type="WAIT.SIGNAL", b_name=name).fetchone()
+    step = None if waits is None else waits[0]
+    tx.tell(run, (Event("signal_received", step, {"name": name, "signal": signal_id, "actor": actor}),))
+    if waits is not None:
+        output = store_text(signal_output(body.body, actor, tx.at))
+        assert sent.lastrowid is not None
+        sql.TAKE_SIGNAL(tx.db, b_id=sent.lastrowid, n_step=step)
+        _settle_wait(tx, run, waits[0], waits[1], output)
+    return True
+
+
+def settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stored, event: Event) -> None:
+    """A decision, or a time that has come, ends a wait. Guard: the step still waits.
+
+    So exactly one of several deciders, timers and signals ends it. A run that waited may go on.
+    """
+    _settle_wait(tx, run, path, attempt, output)
+    sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
+    tx.tell(run, (event,))
+
+
+def _settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stored) -> None:
+    settled = sql.SETTLE_WAIT(
+        tx.db, b_run=run, b_path=path, b_attempt=attempt, n_output=output.column, n_settled_at=tx.at
+    )
+    if settled.rowcount != 1:
+        raise TransitionRefusedError("settle_wait", f"step {path} waits no more", step=path)
+    tx.keep(output)
+    sql.WAKE_RUN(tx.db, b_run=run)
+
+
+def signal_output(body: str, actor: str, at: int) -> str:
+    """The output of a wait that a signal ended, as JSON text around the signal's body."""
+    told = json.dumps({"actor": actor, "at": at}, ensure_ascii=False, separators=(",", ":"))
+    return f'{{"timed_out":false,"body":{body},{told[1:]}'
 
 
 def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: Sequence[Event]) -> None:
@@ -211,6 +342,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
         n_output=None if row.output is None else row.output.column,
         n_error=row.error,
         n_admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
+        n_due_at=row.due_at,
         n_settled_at=None if row.state is StepState.ADMITTED else tx.at,
     )
     if moved.rowcount != 1:
@@ -233,6 +365,8 @@ def release_run(tx: Transaction, fence: Fence, end: RunEnd) -> None:
     )
     if released.rowcount != 1:
         raise _fence_lost("release_run", fence)
+    if end.status in CLOSED:
+        sql.WAKE_PARENTS(tx.db, b_run_id=fence.run_id)
     tx.tell(fence.run, (end.event,))
 
 

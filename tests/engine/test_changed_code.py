@@ -179,7 +179,7 @@ async def test_what_may_have_changed_the_world_binds_the_code_too(store_path: Pa
         with pytest.raises(RunBlockedError) as caught:
             await runtime.run(without, id="x")
         assert caught.value.differences == ("step pay is recorded as unknown, and the graph has no node pay",)
-        assert await status(runtime, "x") == "unknown"
+        assert await status(runtime, "x") == "blocked"
 
 
 async def test_skipped_steps_bind_the_code_as_completed_ones_do(store_path: Path) -> None:

@@ -188,7 +188,7 @@ async def test_changed_code_blocks_its_run_and_no_other(store_path: Path, shop: 
     async with opened(store_path, workflows=[graph]) as runtime:
         recovered = await runtime.recover()
         assert [type(each.error) for each in recovered] == [RunBlockedError] * 2
-        assert await status(runtime, "x0") == "interrupted"
+        assert await status(runtime, "x0") == "blocked"
 
 
 async def test_d02_two_that_recover_at_once_do_the_work_once(store_path: Path, shop: Shop) -> None:
@@ -262,7 +262,7 @@ async def test_workflows_are_registered_by_name() -> None:
     loose: Any = create_ditto
     with pytest.raises(ConfigError, match="two workflows are graph 'g'"):
         create_ditto(workflows=[Graph("g"), Graph("g")])
-    with pytest.raises(ConfigError, match="workflows takes Graphs and Loops, not str"):
+    with pytest.raises(ConfigError, match="workflows takes Graphs, Loops and Flows, not str"):
         loose(workflows=["g"])
     same = Loop("g", graph=Graph("g"), update=lambda s, o: s, done=lambda s: True, max_iterations=1)
     assert isinstance(create_ditto(workflows=[Graph("g"), same]), Runtime)

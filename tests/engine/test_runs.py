@@ -404,7 +404,7 @@ async def test_wrong_words_are_refused_before_anything_is_written(store_path: Pa
             await loose.run(ADD, 1, id="x", on_finished="again")
         with pytest.raises(DefinitionError, match="concurrency must be 1 or more"):
             await runtime.run(ADD, 1, id="x", concurrency=0)
-        with pytest.raises(DefinitionError, match=r"runtime\.run takes a Graph, not str"):
+        with pytest.raises(DefinitionError, match=r"runtime\.run takes a Graph, a Loop or a Flow, not str"):
             await loose.run("add", 1)
         with pytest.raises(DefinitionError, match=r"runtime\.loop takes a Loop, not Graph"):
             await runtime.loop(wrong, 1)

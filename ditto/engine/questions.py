@@ -1,0 +1,50 @@
+"""Questions: what an open approval shows, and which one a decision is meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ditto.engine.steps import shown_digest
+from ditto.errors import DefinitionError, TransitionRefusedError
+from ditto.store.records import StepRow
+from ditto.store.schema import StepState
+from ditto.waits import OpenWait, WaitKind
+
+
+def open_wait(run_id: str, row: StepRow) -> OpenWait:
+    """A waiting step as it is shown to whoever ends the wait."""
+    kind = WaitKind(row.type)
+    approval = kind is WaitKind.APPROVAL and row.arguments is not None
+    return OpenWait(
+        step=row.path,
+        kind=kind,
+        name=row.key or row.path,
+        shown=row.arguments.decode() if approval and row.arguments is not None else None,
+        digest=shown_digest(run_id, row.path, row.arguments) if approval and row.arguments is not None else None,
+    )
+
+
+def find_question(run_id: str, step: str | None, rows: Sequence[StepRow]) -> StepRow:
+    """The open approval that is meant. Raises DefinitionError if there is none, or it is not clear which one;
+    TransitionRefusedError, which tells the decision, if it was decided."""
+    approvals = [row for row in rows if row.type == WaitKind.APPROVAL]
+    waiting = [row for row in approvals if row.state is StepState.WAITING]
+    if step is None:
+        if len(waiting) == 1:
+            return waiting[0]
+        if waiting:
+            listed = ", ".join(row.path for row in waiting)
+            raise DefinitionError(f"run {run_id}: {len(waiting)} approvals are open ({listed}); say which step")
+        raise DefinitionError(f"run {run_id}: no approval is open")
+    for row in approvals:
+        if row.path == step:
+            if row.state is StepState.WAITING:
+                return row
+            decided = None if row.output is None else row.output.decode()
+            told = (
+                "it waits no more"
+                if decided is None
+                else f"already decided: {decided['decision']} by {decided['actor']}"
+            )
+            raise TransitionRefusedError("decide", f"step {step}: {told}", run_id=run_id, step=step)
+    raise DefinitionError(f"run {run_id}: step {step} asks for no approval, or not yet")
