@@ -53,12 +53,14 @@ from ditto.errors import (
     TransitionRefusedError,
     UnknownOutcomeError,
 )
+from ditto.flow import Decision, Flow, FlowContext
 from ditto.graph import Graph, Node, Retry
 from ditto.items import Items
 from ditto.loop import Loop
 from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
+from ditto.waits import OpenWait, Waiting, WaitKind
 from ditto.worker import Action, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ __all__ = [
     "Context",
     "ContextItem",
     "Contract",
+    "Decision",
     "DefinitionError",
     "DittoError",
     "EffectClass",
@@ -83,6 +86,8 @@ __all__ = [
     "Endpoint",
     "EventInfo",
     "ExternalResult",
+    "Flow",
+    "FlowContext",
     "Graph",
     "Health",
     "InvalidValueError",
@@ -97,6 +102,7 @@ __all__ = [
     "NewItem",
     "Node",
     "NodeHandler",
+    "OpenWait",
     "Outcome",
     "OutputError",
     "Pending",
@@ -134,6 +140,8 @@ __all__ = [
     "TransitionRefusedError",
     "UnknownOutcomeError",
     "Usage",
+    "WaitKind",
+    "Waiting",
     "Worker",
     "WorkerSetup",
     "create_ditto",
