@@ -146,14 +146,17 @@ opened = []
 def watched(event, args):
     if event in ("socket.connect", "socket.bind", "sqlite3.connect", "subprocess.Popen", "os.mkdir"):
         opened.append(event)
-    if event == "open" and isinstance(args[0], str) and not args[0].endswith((".py", ".pyc", ".so", ".json", ".txt")):
-        if not args[0].startswith((sys.prefix, sys.base_prefix)) and "site-packages" not in args[0] and "/proc" not in args[0]:
+    code = (".py", ".pyc", ".so", ".json", ".txt")
+    if event == "open" and isinstance(args[0], str) and not args[0].endswith(code):
+        libraries = args[0].startswith((sys.prefix, sys.base_prefix)) or "site-packages" in args[0]
+        if not libraries and "/proc" not in args[0]:
             opened.append(args[0])
 sys.addaudithook(watched)
 import importlib, threading
 for name in {modules!r}:
     importlib.import_module(name)
-heavy = sorted({{name.split(".")[0] for name in sys.modules}} & {{"sqlalchemy", "networkx", "httpx", "alembic", "starlette", "uvicorn"}})
+loaded = {{name.split(".")[0] for name in sys.modules}}
+heavy = sorted(loaded & {{"sqlalchemy", "networkx", "httpx", "alembic", "starlette", "uvicorn"}})
 print(json.dumps({{"opened": opened, "heavy": heavy, "threads": threading.active_count()}}))
 """
 
