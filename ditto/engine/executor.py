@@ -226,7 +226,8 @@ class _Execution:
     async def _run_step(self, node: Node) -> None:
         """Bring one node to its end, and see what that means for the Graph."""
         step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble.halted)
-        end = self.end if self.frontier.unsettled == 1 and not self.trouble else None
+        last = self.frontier.unsettled == 1 and not self.trouble and node.wait is None
+        end = self.end if last else None
         try:
             try:
                 outcome = await step.run(self._values, skip=self._all_parents_skipped(node), end=end)

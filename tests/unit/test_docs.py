@@ -253,7 +253,9 @@ def signature_text(name: str, function: Any) -> str:
     return f"`{name}({', '.join(shown)})`"
 
 
-_MADE_ELSEWHERE: Final = {"Node", "Runtime", "StepContext", "Outcome", "WorkerSetup"}
+_VIEWS: Final = {"EventInfo", "Health", "OpenWait", "Recovered", "RunInfo", "RunSummary", "StepInfo", "Waiting"}
+
+_MADE_ELSEWHERE: Final = _VIEWS | {"Decision", "FlowContext", "Node", "Runtime", "StepContext", "Outcome", "WorkerSetup"}
 """Classes that users are given, and do not construct."""
 
 _FOR_THE_ENGINE: Final = {"Items.loaded", "Items.over", "Loop.choose", "Node.plan_step", "Retry.delay_s"}

@@ -1,0 +1,192 @@
+"""Waits: a parked run is a row; signals, decisions and times end a wait exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ditto import DefinitionError, Graph, RunNotFoundError, Runtime, TransitionRefusedError, Waiting, create_ditto
+from ditto.clock import Clock
+from tests.engine.scene import told
+
+pytestmark = pytest.mark.asyncio
+
+
+class MovedClock(Clock):
+    """The clock of the record, moved by hand."""
+
+    def __init__(self) -> None:
+        self.at = 1_000_000_000_000_000
+
+    def now_us(self) -> int:
+        return self.at
+
+
+class Ledger:
+    """What was done in the world."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def reviewed(self, name: str) -> Graph:
+        async def act(review: dict[str, Any]) -> str:
+            self.done.append(name)
+            return name
+
+        return (
+            Graph("reviewed")
+            .approval("review", show=lambda input: {"pay": input["amount"]})
+            .step("pay", act, after=("review",), when=lambda review: review["decision"] == "approve")
+        )
+
+
+async def park(runtime: Runtime, graph: Graph, input: Any, run_id: str) -> Waiting:
+    waiting = await runtime.run(graph, input, id=run_id, on_wait="return")
+    assert isinstance(waiting, Waiting)
+    return waiting
+
+
+async def test_a01_the_work_before_a_question_is_done_once(tmp_path: Path) -> None:
+    posted: list[int] = []
+
+    async def post(input: dict[str, int]) -> int:
+        posted.append(input["amount"])
+        return len(posted)
+
+    graph = (
+        Graph("ask")
+        .step("post", post)
+        .approval("review", show=lambda post: post, after=("post",))
+        .step("end", lambda post, review: [post, review["decision"]], after=("post", "review"))
+    )
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        waiting = await park(runtime, graph, {"amount": 5}, "o-17")
+        assert (await runtime.get("o-17")).status == "waiting"
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        await runtime.decide("o-17", "review", decision="approve", actor="ada", digest=waiting.waits[0].digest)
+        assert (await runtime.run(graph, {"amount": 5}, id="o-17"))["end"] == [1, "approve"]
+    assert posted == [5]
+
+
+async def test_b02_b04_one_answer_ends_one_of_three_waits(tmp_path: Path) -> None:
+    graph = Graph("three")
+    for name in ("n1", "n2", "n3"):
+        graph = graph.approval(name, show=lambda input: input)
+    graph = graph.step(
+        "join", lambda n1, n2, n3: [n1["decision"], n2["decision"], n3["decision"]], after=("n1", "n2", "n3")
+    )
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        await park(runtime, graph, 1, "r")
+        with pytest.raises(DefinitionError, match="n1, n2, n3"):
+            await runtime.decide("r", decision="approve", actor="ada")
+        await runtime.decide("r", "n2", decision="reject", actor="ada")
+        waiting = await park(runtime, graph, 1, "r")
+        assert sorted(wait.step for wait in waiting.waits) == ["n1", "n3"]
+        await runtime.decide("r", "n1", decision="approve", actor="ada")
+        await runtime.decide("r", decision="approve", actor="bo")
+        assert (await runtime.run(graph, 1, id="r"))["join"] == ["approve", "reject", "approve"]
+
+
+async def test_b07_exactly_one_of_twenty_decisions_is_kept(tmp_path: Path) -> None:
+    ledger = Ledger()
+    graph = ledger.reviewed("pay")
+    answers: list[str] = []
+    async with create_ditto(store=tmp_path / "d.db") as one, create_ditto(store=tmp_path / "d.db") as two:
+        await park(one, graph, {"amount": 5}, "r")
+
+        async def decide(runtime: Runtime, number: int) -> None:
+            try:
+                await runtime.decide("r", "review", decision="approve" if number % 2 else "reject", actor=f"u-{number}")
+            except TransitionRefusedError as refused:
+                answers.append(refused.message)
+
+        async with anyio.create_task_group() as deciders:
+            for number in range(20):
+                deciders.start_soon(decide, one if number < 10 else two, number)
+        outputs = await one.run(graph, {"amount": 5}, id="r")
+    decided = outputs["review"]
+    assert len(answers) == 19
+    assert all(f"already decided: {decided['decision']} by {decided['actor']}" in text for text in answers)
+    assert ledger.done == (["pay"] if decided["decision"] == "approve" else [])
+
+
+async def test_b09_a_signal_is_delivered_once_whenever_it_comes(tmp_path: Path) -> None:
+    graph = Graph("paid").wait("first", signal="paid").wait("second", signal="paid", after=("first",))
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        with pytest.raises(RunNotFoundError):
+            await runtime.signal("r", "paid", 0)
+        gate = Graph("gated").wait("gate").wait("paid", after=("gate",))
+        await park(runtime, gate, None, "early")
+        assert await runtime.signal("early", "paid", 1, id="s-1")
+        assert not await runtime.signal("early", "paid", 1, id="s-1")
+        await runtime.signal("early", "gate")
+        assert (await runtime.run(gate, None, id="early"))["paid"]["body"] == 1
+        with pytest.raises(TransitionRefusedError, match="completed"):
+            await runtime.signal("early", "paid", 2)
+        running = asyncio.ensure_future(runtime.run(graph, None, id="r"))
+        await told(runtime, "r", "step_waiting")
+        await runtime.signal("r", "paid", 1)
+        await runtime.signal("r", "paid", 2)
+        outputs = await running
+        assert [outputs["first"]["body"], outputs["second"]["body"]] == [1, 2]
+
+
+async def test_b13_a_decision_is_bound_to_what_was_shown(tmp_path: Path) -> None:
+    ledger = Ledger()
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        await park(runtime, ledger.reviewed("pay"), {"amount": 5}, "r")
+        with pytest.raises(TransitionRefusedError, match="shows something else"):
+            await runtime.decide("r", "review", decision="approve", actor="ada", digest="0" * 64)
+        assert (await runtime.get("r")).status == "waiting"
+
+
+async def test_s01_a_timer_goes_by_the_clock_of_the_record(tmp_path: Path) -> None:
+    clock = MovedClock()
+    graph = Graph("nap").sleep("nap", 7200).step("up", lambda: "up", after=("nap",))
+    async with create_ditto(store=tmp_path / "d.db", clock=clock) as runtime:
+        await park(runtime, graph, None, "r")
+        clock.at -= 3600 * 1_000_000
+        await park(runtime, graph, None, "r")
+    clock.at += (3600 + 7199) * 1_000_000
+    async with create_ditto(store=tmp_path / "d.db", clock=clock) as runtime:
+        await park(runtime, graph, None, "r")
+        clock.at += 1_000_000
+        assert (await runtime.run(graph, None, id="r"))["up"] == "up"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "1"])
+async def test_s02_what_is_no_duration_is_refused(seconds: Any) -> None:
+    with pytest.raises(DefinitionError):
+        Graph("nap").sleep("nap", seconds)
+
+
+async def test_a_wait_that_is_over_without_a_signal_says_so(tmp_path: Path) -> None:
+    clock = MovedClock()
+    graph = Graph("late").wait("paid", timeout_s=10).approval("ok", show=lambda input: 1, expires_s=20)
+    async with create_ditto(store=tmp_path / "d.db", clock=clock) as runtime:
+        await park(runtime, graph, None, "r")
+        clock.at += 20 * 1_000_000
+        outputs = await runtime.run(graph, None, id="r")
+    assert outputs["paid"]["timed_out"] is True
+    assert outputs["ok"]["decision"] == "expired"
+
+
+async def test_serve_takes_up_what_was_woken_and_ends_with_the_runtime(tmp_path: Path) -> None:
+    ledger = Ledger()
+    graph = ledger.reviewed("pay")
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        await park(runtime, graph, {"amount": 5}, "r")
+    async with (
+        create_ditto(store=tmp_path / "d.db", workflows=[graph]) as runtime,
+        create_ditto(store=tmp_path / "d.db") as outsider,
+    ):
+        serving = asyncio.ensure_future(runtime.serve())
+        await outsider.decide("r", decision="approve", actor="ada")
+        await told(outsider, "r", "run_completed")
+        await runtime.close()
+        await serving
+    assert ledger.done == ["pay"]
