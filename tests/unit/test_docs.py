@@ -255,7 +255,15 @@ def signature_text(name: str, function: Any) -> str:
 
 _VIEWS: Final = {"EventInfo", "Health", "OpenWait", "Recovered", "RunInfo", "RunSummary", "StepInfo", "Waiting"}
 
-_MADE_ELSEWHERE: Final = _VIEWS | {"Decision", "FlowContext", "Node", "Runtime", "StepContext", "Outcome", "WorkerSetup"}
+_MADE_ELSEWHERE: Final = _VIEWS | {
+    "Decision",
+    "FlowContext",
+    "Node",
+    "Runtime",
+    "StepContext",
+    "Outcome",
+    "WorkerSetup",
+}
 """Classes that users are given, and do not construct."""
 
 _FOR_THE_ENGINE: Final = {"Items.loaded", "Items.over", "Loop.choose", "Node.plan_step", "Retry.delay_s"}

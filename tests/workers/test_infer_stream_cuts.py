@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ditto.testing.provider import Call, Reply, ScriptedProvider, Text, ToolCalls, sse
 from ditto_workers.infer.openai import open_openai_provider
-from tests.unit.test_infer_stream import ASK, ASK_WHOLE, config_for, every_byte, hear, heard
-from tests.unit.test_infer_stream import BODIES as OTHER_BODIES
-from tests.unit.test_infer_stream_calls import BODIES as CALL_BODIES
+from tests.workers.test_infer_stream import ASK, ASK_WHOLE, config_for, every_byte, hear, heard
+from tests.workers.test_infer_stream import BODIES as OTHER_BODIES
+from tests.workers.test_infer_stream_calls import BODIES as CALL_BODIES
 
 BODIES = {**OTHER_BODIES, **CALL_BODIES}
 

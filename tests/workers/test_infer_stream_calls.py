@@ -11,7 +11,7 @@ import pytest
 from ditto import Sample, ToolCall
 from ditto.testing.provider import Call, Chunks, Drop, Raw, ToolCalls, sse
 from ditto_workers.infer.endings import ResponseLost
-from tests.unit.test_infer_stream import ASK, ASK_WHOLE, ask, both_ways, calls, delta, every_byte, heard, part
+from tests.workers.test_infer_stream import ASK, ASK_WHOLE, ask, both_ways, calls, delta, every_byte, heard, part
 
 
 def names_and_arguments(sample: Sample) -> list[tuple[str, str]]:
