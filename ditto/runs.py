@@ -12,7 +12,7 @@ from ditto.waits import OpenWait
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """One step of a run: `state` is admitted, completed, failed, skipped, refused or unknown."""
+    """One step of a run: `state` is admitted, completed, failed, skipped, refused, unknown, waiting or open."""
 
     path: str
     type: str
@@ -39,7 +39,7 @@ class RunInfo:
     status: str
     iteration: int
     state: Any
-    """A Loop's state after `iteration` rounds; None for a Graph."""
+    """A Loop's state after `iteration` rounds, or what a Flow returned; None for a Graph."""
     error: StepError | None
     created_at: datetime
     updated_at: datetime
