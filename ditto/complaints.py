@@ -29,6 +29,11 @@ def path_text(path: KeyPath) -> str:
     return text
 
 
+def all_complaints(error: ValidationError) -> str:
+    """Every complaint in one line, without a value."""
+    return "; ".join(place_text(path, text) for path, text in complaints(error))
+
+
 def place_text(path: KeyPath, text: str) -> str:
     """`path: text`, or the text alone where the path is the root."""
     return f"{path_text(path)}: {text}" if path else text

@@ -27,6 +27,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from pydantic import ValidationError
+
+from ditto.complaints import all_complaints
 from ditto.contracts import Json
 from ditto.effects import EffectClass
 from ditto.errors import (
@@ -238,11 +241,11 @@ class _Deciding:
 
     def _unusable(self, error: Exception) -> Failed:
         """The effect was made, and its result cannot be used; what was received is kept where it can be."""
-        text = (
-            error.message
-            if isinstance(error, DittoError)
-            else f"the output of {self.action.label} is not valid: {error}"
-        )
+        if isinstance(error, DittoError):
+            text = error.message
+        else:
+            said = all_complaints(error) if isinstance(error, ValidationError) else str(error)
+            text = f"the output of {self.action.label} is not valid: {said}"
         code = error.code if isinstance(error, OutputError) else None
         final = self.action.effect in (EffectClass.WRITE, EffectClass.INFER)
         kept = self._kept(getattr(error, "kept", None))

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import ValidationError
 
+from ditto.complaints import all_complaints
 from ditto.contracts import NODE_TYPES, ExternalResult, Message, Sample
 from ditto.effects import EffectClass
 from ditto.engine.outcomes import Encode, ErrorRecord
@@ -104,4 +105,5 @@ def _fit(row: StepRow, value: Any) -> Any:
     try:
         return node_type.output.model_validate(shaped).model_dump(mode="json")
     except ValidationError as error:
-        raise InvalidValueError(f"the value for step {row.path} is no {node_type.output.__name__}: {error}") from error
+        told = f"the value for step {row.path} is no {node_type.output.__name__}: {all_complaints(error)}"
+        raise InvalidValueError(told) from None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 from pydantic import ValidationError
 
+from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
 from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
 from ditto.engine.outcomes import (
@@ -203,7 +204,8 @@ class Step:
             try:
                 arguments = handler.input.model_validate(arguments)
             except ValidationError as error:
-                raise InvalidValueError(f"the arguments of node {node.name} do not fit {node.type}: {error}") from error
+                told = f"the arguments of node {node.name} do not fit {node.type}: {all_complaints(error)}"
+                raise InvalidValueError(told) from None
         return handler.plan(arguments)
 
     async def _skip(self) -> Skipped:
