@@ -761,7 +761,12 @@ class Runtime:
             value_max_bytes=self.config.runtime.value_max_bytes,
         )
         engine = Engine(self.config, self.sandbox, router)
-        opened = _Open(store, Owner(self.location.path), engine, asyncio.get_running_loop())
+        try:
+            owner = Owner(self.location.path)
+        except BaseException:
+            store.stop()
+            raise
+        opened = _Open(store, owner, engine, asyncio.get_running_loop())
         if redactor.active:
             # A logger's filter sees only its own records, so each logger that we write to gets it.
             opened.log_filter = LogFilter(redactor)

@@ -122,11 +122,15 @@ class Committer:
         self._inbox.put(unit)
         return unit.waiter
 
-    async def close(self) -> None:
-        """Commit what waits, checkpoint the WAL, close the connection. Safe to call twice."""
+    def stop(self) -> None:
+        """Close without waiting until it is done."""
         if not self._closed:
             self._closed = True
             self._inbox.put(None)
+
+    async def close(self) -> None:
+        """Commit what waits, checkpoint the WAL, close the connection. Safe to call twice."""
+        self.stop()
         while self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 

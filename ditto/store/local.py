@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import StaticPool
 
 from ditto.errors import StoreError
@@ -41,8 +41,10 @@ class LocalConnections:
         """A guarded connection in the open transaction. Raises StoreError if SQLite rolled it back meanwhile."""
         with self._engine_on(driver).connect() as connection:
             driver.guarded = True
-            # It is asked when a statement is prepared, whoever prepares it.
-            driver.set_authorizer(lambda action, *_details: _authorize(driver, action))
+            driver.set_authorizer(_authorize)
+            # On this one connection, and only meanwhile: the committer's own statements pay nothing for it.
+            guards = self._guards(driver)
+            vars(driver).update(guards)
             try:
                 yield connection
             except Exception as error:
@@ -51,6 +53,8 @@ class LocalConnections:
                     raise StoreError(f"{text}: {error}") from error
                 raise
             finally:
+                for name in guards:
+                    vars(driver).pop(name, None)
                 driver.guarded = False
                 self._close_results()
                 driver.set_authorizer(None)
@@ -62,15 +66,23 @@ class LocalConnections:
         if self._engine is None or self._driver is not driver:
             engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool, pool_reset_on_return=None)
             engine.connect().close()
-            event.listen(engine, "before_cursor_execute", self._before_execute)
             self._engine, self._driver = engine, driver
         return self._engine
 
-    def _before_execute(self, connection: Connection, cursor: Any, *_details: Any) -> None:
-        driver: Any = connection.connection.dbapi_connection
-        if not driver.in_transaction:
-            raise StoreError("SQLite rolled the transaction back; the handler cannot go on")
-        self._cursors.add(cursor)
+    def _guards(self, driver: Driver) -> dict[str, Callable[..., sqlite3.Cursor]]:
+        """The methods of the connection by which statements are carried out, each by a cursor of ours."""
+
+        def cursor(*_factory: Any) -> sqlite3.Cursor:
+            made = sqlite3.Connection.cursor(driver, _LocalCursor)
+            self._cursors.add(made)
+            return made
+
+        return {
+            "cursor": cursor,
+            "execute": lambda *given: cursor().execute(*given),
+            "executemany": lambda *given: cursor().executemany(*given),
+            "executescript": lambda *given: cursor().executescript(*given),
+        }
 
     def _close_results(self) -> None:
         for cursor in list(self._cursors):
@@ -78,8 +90,28 @@ class LocalConnections:
         self._cursors.clear()
 
 
-def _authorize(driver: Driver, action: int) -> int:
-    return sqlite3.SQLITE_DENY if action in _REFUSED or not driver.in_transaction else sqlite3.SQLITE_OK
+class _LocalCursor(sqlite3.Cursor):
+    """Carries out nothing outside of the transaction, where it would be durable at once."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        self._refuse_outside()
+        return super().execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> Self:
+        self._refuse_outside()
+        return super().executemany(sql, parameters)
+
+    def executescript(self, script: str, /) -> sqlite3.Cursor:
+        self._refuse_outside()
+        return super().executescript(script)
+
+    def _refuse_outside(self) -> None:
+        if not self.connection.in_transaction:
+            raise StoreError("SQLite rolled the transaction back; the handler cannot go on")
+
+
+def _authorize(action: int, *_details: Any) -> int:
+    return sqlite3.SQLITE_DENY if action in _REFUSED else sqlite3.SQLITE_OK
 
 
 def _is_refused(error: Exception) -> bool:

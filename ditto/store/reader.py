@@ -41,11 +41,15 @@ class Reader:
         self._inbox.put((query, arguments, waiter))
         return await waiter
 
-    async def close(self) -> None:
-        """Let running reads end and close the connection. Safe to call twice."""
+    def stop(self) -> None:
+        """Close without waiting until it is done."""
         if not self._closed:
             self._closed = True
             self._inbox.put(None)
+
+    async def close(self) -> None:
+        """Let running reads end and close the connection. Safe to call twice."""
+        self.stop()
         while self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 

@@ -103,6 +103,11 @@ class Store:
         self._refuse_fork()
         return await self._reader.read(query, *arguments)
 
+    def stop(self) -> None:
+        """Close without waiting until it is done."""
+        self._reader.stop()
+        self._committer.stop()
+
     async def close(self) -> None:
         """Commit what waits and close both connections. In a forked child: nothing, they are the parent's."""
         if not self.is_inherited:

@@ -324,6 +324,7 @@ AUTOMATIC: dict[str, Callable[[Connection], Any]] = {
     "INSERT OR ROLLBACK": lambda c: c.exec_driver_sql("INSERT OR ROLLBACK INTO one VALUES (1)"),
     "RAISE(ROLLBACK)": lambda c: c.exec_driver_sql("INSERT INTO one VALUES (13)"),
     "by the driver": lambda c: driver(c).execute("INSERT OR ROLLBACK INTO one VALUES (1)"),
+    "by its cursor": lambda c: driver(c).cursor().execute("INSERT OR ROLLBACK INTO one VALUES (1)"),
 }
 
 
@@ -344,6 +345,8 @@ async def test_an_automatic_rollback_is_a_failed_step_and_nothing_else(
 
     def handler(ctx: StepContext) -> None:
         insert(ctx.connection, 1)
+        prepared = "INSERT INTO mine VALUES (6)"
+        driver(ctx.connection).execute(prepared)
         try:
             roll_back(ctx.connection)
         except Exception:
@@ -353,6 +356,10 @@ async def test_an_automatic_rollback_is_a_failed_step_and_nothing_else(
         attempt(lambda: insert(ctx.connection, 2))
         attempt(lambda: ctx.connection.exec_driver_sql("INSERT INTO mine VALUES (3)"))
         attempt(lambda: driver(ctx.connection).execute("INSERT INTO mine VALUES (4)"))
+        attempt(lambda: driver(ctx.connection).execute(prepared))
+        attempt(lambda: driver(ctx.connection).executemany("INSERT INTO mine VALUES (?)", [(7,)]))
+        attempt(lambda: driver(ctx.connection).executescript("INSERT INTO mine VALUES (8)"))
+        attempt(lambda: driver(ctx.connection).cursor().execute(prepared))
         attempt(lambda: driver(ctx.connection).execute("BEGIN"))
 
     async with create_ditto(store=store_path) as runtime:
@@ -361,7 +368,7 @@ async def test_an_automatic_rollback_is_a_failed_step_and_nothing_else(
         with pytest.raises(StepError, match="rolled the transaction back" if swallowed else "UNIQUE|unlucky"):
             await runtime.run(graph, id="run")
         assert None not in after
-        assert len(after) == 4 * swallowed
+        assert len(after) == 8 * swallowed
         assert mine(store_path) == []
         assert states(store_path) == {"before": "completed", "local": "failed"}
         await runtime.run(one_local(lambda ctx: insert(ctx.connection, 5))[0], id="other")

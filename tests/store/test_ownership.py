@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from ditto import create_ditto
 from ditto.engine.ownership import Owner
 from ditto.errors import StoreError
 from tests.processes import Child
@@ -122,6 +124,17 @@ def test_a_folder_that_cannot_be_made_is_named(store_path: Path) -> None:
     store_path.with_name("ditto.db.owners").write_text("in the way")
     with pytest.raises(StoreError, match="the owner's lock cannot be made"):
         Owner(store_path)
+
+
+@pytest.mark.asyncio
+async def test_a_runtime_without_an_owner_leaves_no_thread_behind(store_path: Path) -> None:
+    store_path.with_name("ditto.db.owners").write_text("in the way")
+    before = set(threading.enumerate())
+    with pytest.raises(StoreError, match="the owner's lock cannot be made"):
+        async with create_ditto(store=store_path):
+            pass
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
 
 
 def test_a_file_that_cannot_be_asked_is_named(store_path: Path, owner: Owner) -> None:
