@@ -353,6 +353,7 @@ for number in range(processes):
     if os.fork() == 0:
         child(number, listen, told)
     pipes.append(go)
+os.close(told)
 results = os.fdopen(done)
 for turn in range(rounds):
     for go in pipes: os.write(go, b"x")

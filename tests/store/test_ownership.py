@@ -152,31 +152,26 @@ import os, subprocess, sys
 from pathlib import Path
 from ditto.engine.ownership import Owner
 owner = Owner(Path(sys.argv[1]))
-release, hold = os.pipe()
-os.set_inheritable(release, True)
+# It lives until the test lets go of the standard input that it shares with its parent.
+child = [sys.executable, "-c", "print('child', flush=True); import sys; sys.stdin.read()"]
 match sys.argv[2]:
     case "fork":
         if os.fork() == 0:
-            os.close(hold)
             print("child", flush=True)
-            os.close(0), os.close(1), os.close(2)
-            os.read(release, 1)
+            os.read(0, 1)
             os._exit(0)
     case "fork, closed there":
         if os.fork() == 0:
             owner.close()
             print("child", flush=True)
+            os.read(0, 1)
             os._exit(0)
     case "exec":
-        subprocess.Popen([sys.executable, "-c", "print('child', flush=True); import time; time.sleep(600)"])
+        subprocess.Popen(child)
     case "exec, nothing closed":
-        subprocess.Popen(
-            [sys.executable, "-c", "print('child', flush=True); import time; time.sleep(600)"], close_fds=False
-        )
+        subprocess.Popen(child, close_fds=False)
     case "exec, with a function before it":
-        subprocess.Popen(
-            [sys.executable, "-c", "print('child', flush=True); import time; time.sleep(600)"], preexec_fn=lambda: None
-        )
+        subprocess.Popen(child, preexec_fn=lambda: None)
 print(owner.id, flush=True)
 sys.stdin.readline()
 """
@@ -238,6 +233,7 @@ for number in range(processes):
             os.write(told, (f"{owner.id} {said}\\n").encode())
             owner.close()
         os._exit(0)
+os.close(told)
 results = os.fdopen(done)
 for _ in range(processes * rounds):
     print(results.readline().split(" ", 1)[1].strip(), flush=True)
