@@ -47,7 +47,8 @@ class Trouble:
             body = {"steps": sorted(self.unknown)}
             return RunEnd(RunStatus.UNKNOWN, error, Event("run_unknown", body=body))
         if self.error is None:
-            return RunEnd(RunStatus.WAITING, event=Event("run_waiting", body={"steps": sorted(self.waits)}))
+            event = Event("run_waiting", body={"steps": sorted(self.waits)})
+            return RunEnd(RunStatus.WAITING, event=event, waits=len(self.waits))
         return RunEnd(RunStatus.FAILED, error, Event("run_failed", self.error.step, {"code": self.error.code}))
 
     def to_error(self, run: RunRow) -> DittoError:

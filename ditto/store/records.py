@@ -165,6 +165,8 @@ class RunEnd:
     status: RunStatus
     error: str | None = None
     event: Event = field(default_factory=lambda: Event("run_completed"))
+    waits: int = 0
+    """How many waits the run is let go of with; if one of them is over by then, it may go on at once."""
 
 
 COMPLETED: Final = RunEnd(RunStatus.COMPLETED)

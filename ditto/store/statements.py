@@ -13,7 +13,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from ditto.store.schema import CLOSED, RunStatus, StepState, events, lists, meta, runs, signals, steps, values
+from ditto.store.schema import CLOSED, FINISHED, RunStatus, StepState, events, lists, meta, runs, signals, steps, values
 
 _DIALECT: Final = sqlite.dialect(paramstyle="qmark")
 
@@ -38,6 +38,9 @@ class Statement:
 _OPEN: Final = and_(*[runs.c.status != status.value for status in sorted(CLOSED)])
 """The run is not closed. Spelled out, since a list parameter would be rendered anew on every call."""
 
+
+_UNFINISHED: Final = and_(*[runs.c.status != status.value for status in sorted(FINISHED)])
+"""The run is open, or may be reopened."""
 
 _later = runs.alias("later")
 _NEWEST: Final = ~(
@@ -146,6 +149,22 @@ WAKE_RUN: Final = Statement(
     .where(runs.c.id == bindparam("b_run"), runs.c.status == RunStatus.WAITING.value)
     .values(status=RunStatus.INTERRUPTED.value)
 )
+_child = runs.alias("child")
+COUNT_WAITS: Final = Statement(
+    select(func.count())
+    .select_from(steps)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        steps.c.state == StepState.WAITING.value,
+        ~and_(
+            steps.c.type == "WAIT.CHILD",
+            select(_child.c.id)
+            .where(_child.c.run_id == steps.c.key, or_(*[_child.c.status == each.value for each in sorted(CLOSED)]))
+            .correlate(steps)
+            .exists(),
+        ),
+    )
+)
 WAKE_PARENTS: Final = Statement(
     update(runs)
     .where(
@@ -215,6 +234,7 @@ SETTLE_WAIT: Final = Statement(
         steps.c.path == bindparam("b_path"),
         steps.c.state == StepState.WAITING.value,
         steps.c.attempt == bindparam("b_attempt"),
+        select(runs.c.id).where(runs.c.id == bindparam("b_run"), _UNFINISHED).exists(),
     )
     .values(state=StepState.COMPLETED.value, output=bindparam("n_output"), settled_at=bindparam("n_settled_at"))
 )
@@ -262,7 +282,8 @@ LIST_OWNED: Final = Statement(
 )
 LIST_DUE: Final = Statement(
     select(steps.c.run, steps.c.path, steps.c.attempt, steps.c.type)
-    .where(steps.c.state == StepState.WAITING.value, steps.c.due_at <= bindparam("b_now"))
+    .join_from(steps, runs, steps.c.run == runs.c.id)
+    .where(steps.c.state == StepState.WAITING.value, steps.c.due_at <= bindparam("b_now"), _UNFINISHED)
     .order_by(steps.c.due_at)
     .limit(bindparam("b_limit"))
 )

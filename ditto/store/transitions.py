@@ -365,6 +365,9 @@ def release_run(tx: Transaction, fence: Fence, end: RunEnd) -> None:
     )
     if released.rowcount != 1:
         raise _fence_lost("release_run", fence)
+    if end.waits and sql.COUNT_WAITS(tx.db, b_run=fence.run).fetchone()[0] < end.waits:
+        # A wait ended while the run was still driven: nobody else will wake it.
+        sql.WAKE_RUN(tx.db, b_run=fence.run)
     if end.status in CLOSED:
         sql.WAKE_PARENTS(tx.db, b_run_id=fence.run_id)
     tx.tell(fence.run, (end.event,))

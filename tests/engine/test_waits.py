@@ -11,6 +11,8 @@ import pytest
 
 from ditto import DefinitionError, Graph, RunNotFoundError, Runtime, TransitionRefusedError, Waiting, create_ditto
 from ditto.clock import Clock
+from ditto.engine.drive import Drive
+from ditto.store.records import RunEnd
 from tests.engine.scene import told
 
 pytestmark = pytest.mark.asyncio
@@ -190,3 +192,37 @@ async def test_serve_takes_up_what_was_woken_and_ends_with_the_runtime(tmp_path:
         await runtime.close()
         await serving
     assert ledger.done == ["pay"]
+
+
+async def test_b09_a_wait_that_ends_while_the_run_is_let_go_of_wakes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = Graph("paid").wait("paid")
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        finish = Drive.finish
+
+        async def late(drive: Drive, end: RunEnd) -> None:
+            await runtime.signal("r", "paid", 1)
+            await finish(drive, end)
+
+        monkeypatch.setattr(Drive, "finish", late)
+        await park(runtime, graph, None, "r")
+        monkeypatch.undo()
+        assert (await runtime.get("r")).status == "interrupted"
+    async with create_ditto(store=tmp_path / "d.db", workflows=[graph]) as runtime:
+        assert [run.status for run in await runtime.recover()] == ["completed"]
+
+
+async def test_a_wait_of_a_cancelled_run_is_not_ended_any_more(tmp_path: Path) -> None:
+    clock = MovedClock()
+    graph = Graph("ask").approval("ok", show=lambda input: 1, expires_s=5)
+    async with create_ditto(store=tmp_path / "d.db", clock=clock) as runtime:
+        await park(runtime, graph, None, "r")
+        await runtime.cancel("r")
+        with pytest.raises(TransitionRefusedError):
+            await runtime.decide("r", decision="approve", actor="ada")
+        run = await runtime.get("r")
+        step = run.step("ok")
+        assert run.status == "cancelled"
+        assert step is not None
+        assert step.state == "waiting"
