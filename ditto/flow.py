@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ditto.effects import EffectClass, EffectDeclaration
 from ditto.errors import DefinitionError
@@ -119,6 +119,9 @@ FlowFunction: TypeAlias = Callable[[FlowContext, Any], Awaitable[Any]]
 @dataclass(frozen=True, slots=True)
 class Flow:
     """An async function `function(ctx, input)` with a name and a version. Raises DefinitionError."""
+
+    kind: ClassVar[str] = "flow"
+    carries: ClassVar[bool] = False
 
     name: str
     function: FlowFunction

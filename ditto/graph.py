@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
 from ditto.errors import DefinitionError
@@ -95,6 +95,8 @@ class Node:
     takes_context: bool = False
     wait: Wait | None = None
     """What the node waits for, if it is a wait; its bind then makes what an approval shows."""
+    planned: Callable[[], Action] | None = None
+    """Gives the Action of a call that neither a worker nor a function of the Graph carries out."""
 
     def plan_step(self, arguments: dict[str, Any]) -> Action:
         """The Action of a plain step with these values for its function."""
@@ -127,6 +129,8 @@ class Graph:
     `Graph("report").node(…).step(…)`; run it by `runtime.run(graph, input)`, which returns `{node: output}`,
     with None for a node that was skipped.
     """
+
+    kind: ClassVar[str] = "graph"
 
     name: str
     version: str = "1"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, overload
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 import anyio
 import uuid_utils
@@ -36,6 +36,7 @@ from ditto.engine.routing import Router
 from ditto.engine.serving import Serving
 from ditto.engine.steps import is_lost
 from ditto.engine.trouble import Trouble, exhausted
+from ditto.engine.turns import replay_turn, turn_flow
 from ditto.errors import (
     ConfigError,
     DefinitionError,
@@ -60,8 +61,11 @@ from ditto.store.connection import Location
 from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
+from ditto.turn import Turn, TurnFunction
 from ditto.waits import ON_WAIT, OnWait, Waiting
 from ditto.worker import Worker
+
+T = TypeVar("T")
 
 EVENTS_PAGE: Final = 500
 """Events read at once; no read transaction is open between two pages."""
@@ -258,6 +262,29 @@ class Runtime:
             )
         self._check_iterations(loop)
         return await self._drive(loop, state, id, on_finished, concurrency, on_wait)
+
+    async def turn(self, turn: Turn, function: TurnFunction[T]) -> T:
+        """Call `function(ctx)` with a TurnContext, whose calls are journaled, and return what it returns.
+
+        The turn's run is found by its key. One that was cut short, or failed, goes on: what is recorded is answered
+        from the record. One that is completed returns what was saved, or, if that was no JSON data, calls the function
+        once more and answers it from the record; nothing is asked and nothing is done.
+
+        Raises what the function raises; the first error of its calls, if it swallowed that; UnknownOutcomeError,
+        RunBusyError (another process drives the turn), RunConflictError (it was started with another model key),
+        ReplayMismatchError (it asks for something else than what is recorded), StoreError.
+        """
+        opened = await self._ready()
+        returned: list[T] = []
+        flow = turn_flow(turn, function, opened.engine.router, opened.store, returned)
+        saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
+        if returned:
+            return returned[-1]
+        if "value" in saved:
+            value: T = saved["value"]
+            return value
+        run = await self._find(opened, turn.run_id)
+        return await replay_turn(turn, function, opened.engine.router, opened.store, run.id)
 
     async def resume(self, run_id: str, *, on_wait: OnWait = "block") -> Any:
         """Take a run up by its id alone, with its recorded input: open, failed and exhausted runs go on.
@@ -591,6 +618,7 @@ class Runtime:
             if isinstance(run, Closed):
                 return await self._saved(opened, workflow, run.run)
             run.drive.blocks = on_wait == "block"
+            run.drive.carries = not isinstance(workflow, Graph) and workflow.carries
             return await self._drive_opened(
                 opened, run, workflow, stored, concurrency or self.config.runtime.concurrency
             )

@@ -101,6 +101,9 @@ class Action:
     """The validated arguments, as the handler, the key and the look-up get them."""
     recorded: Callable[[], Any] = lambda: None
     """The arguments as JSON data, kept with an admission."""
+    growing: tuple[str, ...] = ()
+    """Fields of `recorded()` that hold a list which mostly is longer than in the run's call before, as messages are:
+    only what was added is stored."""
     key: str | None = None
     """The operation's stable key; None takes run id, generation and path."""
     lookup: Callable[[str, StepContext], Any] | None = None

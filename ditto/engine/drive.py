@@ -3,6 +3,10 @@
 Outcomes of pure and read steps are *held*: they ride with the run's next barrier (an admission, an outcome of another
 class, the end), or go by themselves after HELD_MAX of them or HELD_S seconds. What is held is an outcome for the
 steps that depend on it, and for nobody else.
+
+In a run that *carries*, every other outcome rides with the next admission, too, if that comes within CARRIED_S: so a
+round of an agent, an answer of the model and the tools it asks for, costs two flushes. No step that rests on it is
+attempted, and no caller sees it, before it is on disk.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
@@ -23,17 +29,19 @@ from ditto.errors import (
     DittoError,
     RunBusyError,
     RunCancelledError,
+    StepError,
     StoreClosedError,
     StoreError,
     TransitionRefusedError,
 )
+from ditto.items import Items
 from ditto.store import queries, transitions
 from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
 from ditto.store.transitions import Transaction
-from ditto.store.values import State, Stored
-from ditto.worker import as_data
+from ditto.store.values import Growing, State, Stored
+from ditto.worker import Action, as_data
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -43,6 +51,12 @@ if TYPE_CHECKING:
 
 HELD_MAX: Final = 64
 HELD_S: Final = 0.05
+
+GROWN_MAX: Final = 8
+"""Conversations that a run may be in at once without storing one of them anew."""
+
+CARRIED_S: Final = 0.005
+"""How long an outcome that changed the world waits for the run's next admission, to be committed with it."""
 
 SLOW_LOCAL_S: Final = 0.25
 """A user's function that takes longer inside a transaction keeps every other run waiting: reported by name."""
@@ -74,8 +88,12 @@ class Drive:
         """A wait is waited for here; else the run is let go of while it lasts."""
         self.wakes: set[Callable[[], None]] = set()
         """Called when a wait may be over."""
+        self.carries = False
+        """Outcomes of admitted and idempotent steps ride with the next admission."""
         self.ended = False
         """We let go of the run: its end, or its release, is on disk."""
+        self._grown: dict[str, deque[Items]] = {}
+        """The lists in the latest arguments, by field, the newest first."""
         self._held = _Held()
         self._held_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -85,6 +103,31 @@ class Drive:
         """Write nothing more of this run, and start no further attempt. The first reason is kept."""
         self.stopped = self.stopped or reason
         self.halted.set()
+
+    def encode_arguments(self, action: Action) -> State:
+        """What is recorded with an admission, in its stored form. Raises InvalidValueError, LimitExceededError."""
+        recorded, what = action.recorded(), f"the arguments of {action.label}"
+        if not action.growing:
+            return self.store.encode(recorded, what)
+        for name in action.growing:
+            recorded[name] = self._grow(name, recorded[name])
+        return self.store.encode_growing(recorded, what)
+
+    def remember_grown(self, arguments: State | None) -> None:
+        """Lists that later arguments may grow from."""
+        if isinstance(arguments, Growing):
+            for name, items in arguments.lists.items():
+                self._grown.setdefault(name, deque(maxlen=GROWN_MAX)).appendleft(items)
+
+    def _grow(self, name: str, values: list[Any]) -> Items:
+        """The values as Items that share what the longest known beginning of them has."""
+        known = self._grown.setdefault(name, deque(maxlen=GROWN_MAX))
+        begun = max((items for items in known if values[: len(items)] == items), key=len, default=None)
+        if begun is not None:
+            known.remove(begun)
+        items = Items(values) if begun is None else begun.add(*values[len(begun) :])
+        known.appendleft(items)
+        return items
 
     # Held outcomes
 
@@ -97,6 +140,12 @@ class Drive:
             # Steps that never wait would let neither the timer nor anybody else run.
             self._flush()
             await anyio.lowlevel.checkpoint()
+
+    def carry(self, row: StepRow, event: Event, seen: Seen | None) -> None:
+        """Keep an outcome for the run's next admission, for CARRIED_S at most."""
+        self._held.moves.append((row, event, seen))
+        self.rows[row.path] = row
+        self._schedule(CARRIED_S)
 
     def hold_call(self, row: StepRow, event: Event) -> None:
         """Keep what a call of a Flow came to: it stands for steps whose outcomes are recorded."""
@@ -126,7 +175,7 @@ class Drive:
         """
         # Units become durable in their order, so one wait is enough: what other branches hold or commit meanwhile is
         # none of our causes.
-        if self._held.rows:
+        if self._held.rows or self._held.moves:
             await self._commit([])
         elif self._last is not None and not self._last.done():
             await asyncio.wait([self._last])
@@ -273,7 +322,8 @@ class Drive:
         """Commit, with all that is held. Once it is on disk, `rows` are how those steps stand, cancelled or not."""
         self._check_stopped()
         points = [self._point(row) for row in rows] if path is None else [f"{self.fence.workflow}/{path}:completed"]
-        held, kept = self._take_held(), None
+        taken, kept = self._take_held(), None
+        held = self._unit_of(taken)
         if held is not None and alone:
             kept = held
         elif held is not None:
@@ -291,7 +341,11 @@ class Drive:
             if waiter.done() and isinstance(outcome := waiter.exception(), UsersError):
                 raise cancelled from outcome.error
             raise
-        except (TransitionRefusedError, StoreError):
+        except TransitionRefusedError as refused:
+            if (moved := self._lose_carried(taken, refused)) is not None:
+                raise moved from None
+            raise
+        except StoreError:
             raise
         except Exception as error:
             raise _as_store_error(error) from error
@@ -307,26 +361,53 @@ class Drive:
         elif not isinstance(error, UsersError | TransitionRefusedError):
             self.stop(_as_store_error(error))
 
-    def _schedule(self) -> None:
+    def _schedule(self, within_s: float = HELD_S) -> None:
+        loop = asyncio.get_running_loop()
         if self._timer is None:
-            loop = asyncio.get_running_loop()
             self._held_since = loop.time()
-            self._timer = loop.call_later(HELD_S, self._flush)
+        elif self._timer.when() > loop.time() + within_s:
+            self._timer.cancel()
+        else:
+            return
+        self._timer = loop.call_later(within_s, self._flush)
 
     def _flush(self) -> None:
         """Commit what is held without waiting for it; what goes wrong stops the run at its next write."""
-        if self.stopped is not None or (held := self._take_held()) is None:
+        if self.stopped is not None or (held := self._unit_of(taken := self._take_held())) is None:
             return
         try:
             self._last = self.store.commit(*held.transitions, points=held.points, after=self._last)
         except StoreError as error:
             self.stop(error)
         else:
-            self._last.add_done_callback(self._flushed)
+            self._last.add_done_callback(partial(self._flushed, taken))
 
-    def _flushed(self, waiter: asyncio.Future[Any]) -> None:
-        if (error := waiter.exception()) is not None:
-            self.stop(error if isinstance(error, TransitionRefusedError) else _as_store_error(error))
+    def _flushed(self, held: _Held | None, waiter: asyncio.Future[Any]) -> None:
+        error = waiter.exception()
+        if isinstance(error, TransitionRefusedError):
+            self.stop(self._lose_carried(held, error) or error)
+        elif error is not None:
+            self.stop(_as_store_error(error))
+
+    def _lose_carried(self, held: _Held | None, refused: TransitionRefusedError) -> StepError | None:
+        """Outcomes on their way to the disk were refused: they are kept as late. None: the fault is not theirs alone.
+
+        Other steps may have gone on from them, in memory: so the run stops, and goes on from what is recorded.
+        """
+        moves = [] if held is None else held.moves
+        for row, _, _ in moves:
+            self._tell_late(row.path, row.attempt, value=row.output, error=row.error)
+        if refused.step is None or refused.step not in {row.path for row, _, _ in moves}:
+            return None
+        moved = StepError(
+            f"step {refused.step}: another process settled it before its outcome was on disk; what it recorded stands, "
+            "the outcome is kept as late. Run again",
+            code="step.moved",
+            retryable=True,
+            step=refused.step,
+        )
+        self.stop(moved)
+        return moved
 
     def _check_stopped(self) -> None:
         if self.stopped is not None:
@@ -337,17 +418,27 @@ class Drive:
             self._timer.cancel()
             self._timer = None
 
-    def _take_held(self) -> Unit | None:
+    def _take_held(self) -> _Held | None:
         """What is held, to be written now."""
         self._stop_timer()
         if not self._held:
             return None
         held, self._held = self._held, _Held()
+        return held
 
-        def write(tx: Transaction) -> None:
-            transitions.record_steps(tx, self.fence, held.rows, held.events, tuple(held.loops.values()), held.calls)
-
-        return Unit([write], tuple(self._point(row) for row in held.rows), after=self._last)
+    def _unit_of(self, held: _Held | None) -> Unit | None:
+        """What is held as one unit: what is carried, then all that is new."""
+        if held is None:
+            return None
+        writes = [self._write_step(row, event, seen) for row, event, seen in held.moves]
+        if held.events or held.loops:
+            writes.append(
+                lambda tx: transitions.record_steps(
+                    tx, self.fence, held.rows, held.events, tuple(held.loops.values()), held.calls
+                )
+            )
+        rows = [*(row for row, _, _ in held.moves), *held.rows]
+        return Unit(writes, tuple(self._point(row) for row in rows), after=self._last)
 
     def _write_step(self, row: StepRow, event: Event, seen: Seen | None) -> Transition:
         if seen is None:
@@ -368,11 +459,13 @@ class _Held:
     rows: list[StepRow] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     calls: list[StepRow] = field(default_factory=list)
+    moves: list[tuple[StepRow, Event, Seen | None]] = field(default_factory=list)
+    """Outcomes that ride with the next admission, and what each one's row is known to be."""
     loops: dict[str | None, LoopState] = field(default_factory=dict)
     """How far each loop is, by the path of its call; None for a run that is a loop."""
 
     def __bool__(self) -> bool:
-        return bool(self.events or self.loops)
+        return bool(self.events or self.loops or self.moves)
 
 
 class _Timed:

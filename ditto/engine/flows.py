@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -88,7 +89,8 @@ async def run_flow(
     Raises the caller's cancellation, and a DittoError if the run must stop: not ours any more, a store that cannot
     write, ReplayMismatchError, RunBlockedError.
     """
-    run = FlowRun(engine, drive, concurrency, trouble, run_child, await _load_calls(drive))
+    calls = await _load_calls(drive, nested=flow.kind != Flow.kind)
+    run = FlowRun(engine, drive, concurrency, trouble, run_child, calls)
     value: Any = None
     try:
         value = await flow.function(run, input.decode())
@@ -114,12 +116,14 @@ async def run_flow(
         return None
 
 
-async def _load_calls(drive: Drive) -> dict[str, StepRow]:
+async def _load_calls(drive: Drive, *, nested: bool) -> dict[str, StepRow]:
     """The recorded calls of a run that goes on, by name; read in pages."""
     calls: dict[str, StepRow] = {}
     after: int | None = 0 if drive.resumed else None
     while after is not None:
-        page, after = await drive.store.read(queries.list_calls, drive.run.id, after, CALLS_PAGE)
+        page, after = await drive.store.read(
+            partial(queries.list_calls, nested=nested), drive.run.id, after, CALLS_PAGE
+        )
         calls.update((row.path, row) for row in page)
     return calls
 
@@ -235,6 +239,41 @@ class FlowRun:
                 run_id=self.run_id,
             )
 
+    # For turns, whose calls are named by what makes them
+
+    def recorded(self, path: str) -> StepRow | None:
+        """The row of a call, if it has one."""
+        return self._calls.get(path)
+
+    async def perform(self, node: Node, check: Callable[[int], Awaitable[None]]) -> Any:
+        """What the call `node` comes to, or came to; one that was refused is made again.
+
+        `check(run)` is asked first; ReplayMismatchError from it stops the run.
+        """
+
+        async def make() -> Any:
+            await check(self._drive.run.id)
+            return await self._run_node(node, None, ends_failed=False)
+
+        return await self._call(node.name, make, named=False)
+
+    async def block(self) -> None:
+        """This call must not be begun, for another one is blocked. Raises FlowStopped once nothing else runs."""
+        self._busy += 1
+        try:
+            await self._block()
+        finally:
+            self._busy -= 1
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a call cannot go on in this drive."""
+        return bool(self._trouble.unknown)
+
+    async def settle(self) -> None:
+        """Return once all outcomes so far are durable."""
+        await self._drive.barrier()
+
     # How each kind is made
 
     async def _run_graph(self, name: str, graph: Graph, input: Any) -> Any:
@@ -283,29 +322,29 @@ class FlowRun:
         self._drive.hold_call(call, Event("call_completed", name))
         return _raise_or_decode(call, self.run_id)
 
-    async def _run_node(self, node: Node, input: Any) -> Any:
+    async def _run_node(self, node: Node, input: Any, *, ends_failed: bool = True) -> Any:
         given = self._drive.store.encode(input, f"the input of call {node.name}")
-        node = replace(node, version=_version(given))
+        node = replace(node, version=node.version or _version(given))
         row = self._calls.get(node.name)
         if row is not None:
             self._refuse_mismatch(row, node.type, node.version, row.key)
             if row.state is StepState.COMPLETED or (row.state is StepState.FAILED and self._retried != row.path):
                 return _raise_or_decode(row, self.run_id)
             self._drive.rows[node.name] = row
-        outcome = await self._bring_to_end(node, given)
+        outcome = await self._bring_to_end(node, given, ends_failed=ends_failed)
         if isinstance(outcome, Failed):
             raise _error_of(outcome.error, outcome.cause, self.run_id)
         assert isinstance(outcome, Completed)
         return outcome.output.decode()
 
-    async def _bring_to_end(self, node: Node, given: State) -> StepEnd:
+    async def _bring_to_end(self, node: Node, given: State, *, ends_failed: bool) -> StepEnd:
         """A step until its outcome stands; what blocks it blocks this call alone."""
 
         def values(names: tuple[str, ...]) -> dict[str, Any]:
             return {each: given.decode() for each in names}
 
         while True:
-            step = Step(self._engine, self._drive, node, node.name, Halt(self._drive.halted), ends_failed=True)
+            step = Step(self._engine, self._drive, node, node.name, Halt(self._drive.halted), ends_failed=ends_failed)
             try:
                 outcome = await step.run(values, skip=False, end=None)
             except TransitionRefusedError as refused:
@@ -378,9 +417,10 @@ class FlowRun:
 
     # What all calls share
 
-    async def _call(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, name: str, make: Callable[[], Awaitable[T]], *, named: bool = True) -> T:
         """Make a call, or answer it; while it is under way the flow is busy."""
-        check_name(name, what="call")
+        if named:
+            check_name(name, what="call")
         if name in self._asked:
             raise DefinitionError(f"flow: a call is named {name!r} already; each call needs a name of its own")
         self._asked.add(name)

@@ -19,6 +19,7 @@ import anyio
 import uuid_utils
 
 from ditto.engine.changes import list_differences
+from ditto.engine.differences import first_difference
 from ditto.engine.drive import Drive
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.ownership import Owner
@@ -59,7 +60,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """`graph`, `loop` or `flow`."""
+        """`graph`, `loop`, `flow` or `turn`."""
         return kind_of(self.workflow)
 
 
@@ -81,8 +82,8 @@ class Closed:
 
 
 def kind_of(workflow: Graph | Loop | Flow) -> str:
-    """`graph`, `loop` or `flow`."""
-    return type(workflow).__name__.lower()
+    """`graph`, `loop`, `flow` or `turn`."""
+    return workflow.kind
 
 
 def check_run_id(run_id: str | None) -> str | None:
@@ -284,7 +285,7 @@ async def _refuse_conflict(store: Store, run: RunRow, request: Request) -> None:
         )
     if run.input_digest != digest(request.input.body):
         recorded = await store.read(queries.load_value, run.input)
-        where = "" if recorded is None else _first_difference(recorded.decode(), request.input.decode(), "input")
+        where = "" if recorded is None else first_difference(recorded.decode(), request.input.decode(), "input")
         raise RunConflictError(
             f"run {run.run_id} was started with another input: it differs at {where or 'the order of its keys'}; "
             "use another id",
@@ -307,22 +308,3 @@ def _wants_reopening(run: RunRow, request: Request) -> bool:
         and isinstance(request.workflow, Loop)
         and request.workflow.max_iterations > run.iteration
     )
-
-
-def _first_difference(recorded: Any, given: Any, path: str) -> str:
-    """The path of the first difference of two JSON values; never a value, which might be private."""
-    if isinstance(recorded, dict) and isinstance(given, dict):
-        for key in [*recorded, *(key for key in given if key not in recorded)]:
-            if (key in recorded) != (key in given):
-                return f"{path}.{key}"
-            if found := _first_difference(recorded[key], given[key], f"{path}.{key}"):
-                return found
-        return ""
-    if isinstance(recorded, list) and isinstance(given, list):
-        if len(recorded) != len(given):
-            return f"the length of {path}"
-        for index, (was, now) in enumerate(zip(recorded, given, strict=True)):
-            if found := _first_difference(was, now, f"{path}[{index}]"):
-                return found
-        return ""
-    return "" if type(recorded) is type(given) and recorded == given else path

@@ -8,19 +8,20 @@ from ditto.engine.steps import shown_digest
 from ditto.errors import DefinitionError, TransitionRefusedError
 from ditto.store.records import StepRow
 from ditto.store.schema import StepState
+from ditto.store.values import Stored
 from ditto.waits import OpenWait, WaitKind
 
 
 def open_wait(run_id: str, row: StepRow) -> OpenWait:
     """A waiting step as it is shown to whoever ends the wait."""
     kind = WaitKind(row.type)
-    approval = kind is WaitKind.APPROVAL and row.arguments is not None
+    shown = row.arguments if kind is WaitKind.APPROVAL and isinstance(row.arguments, Stored) else None
     return OpenWait(
         step=row.path,
         kind=kind,
         name=row.key or row.path,
-        shown=row.arguments.decode() if approval and row.arguments is not None else None,
-        digest=shown_digest(run_id, row.path, row.arguments) if approval and row.arguments is not None else None,
+        shown=None if shown is None else shown.decode(),
+        digest=None if shown is None else shown_digest(run_id, row.path, shown),
     )
 
 

@@ -99,7 +99,7 @@ def _fit(row: StepRow, value: Any) -> Any:
     if node_type.output is Sample and isinstance(value, str):
         shaped = {"message": as_data(Message(role="assistant", content=value)), "finish_reason": "stop"}
     if node_type.output is ExternalResult and not (isinstance(value, dict) and {"source", "status"} <= value.keys()):
-        recorded = {} if row.arguments is None else row.arguments.decode()
+        recorded = {} if row.arguments is None else row.arguments.plain()
         text = {"content": value} if isinstance(value, str) else {"structured": value}
         shaped = {"source": recorded.get("tool", "resolved"), "status": "success", **text}
     try:

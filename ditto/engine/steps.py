@@ -52,7 +52,7 @@ from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
-from ditto.store.values import Stored, digest
+from ditto.store.values import State, Stored, digest
 from ditto.waits import Wait, WaitKind
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
@@ -124,11 +124,11 @@ class Step:
         self.node = node
         self.path = path
         self.row = drive.rows.get(path)
-        self.route = engine.router.route(node.type)
+        self.route = engine.router.route(node.type if node.planned is None else STEP_TYPE)
         self.attempt = 0 if self.row is None else self.row.attempt
         self.spent = self.attempt if drive.run.status in REOPENABLE else 0
         """Attempts made before the run failed: who reopens it gives its steps all their tries again."""
-        self.arguments: Stored | None = None
+        self.arguments: State | None = None
         """What is recorded with an admission."""
         self.resent = False
 
@@ -185,17 +185,19 @@ class Step:
             self.arguments = self.row.arguments
             return replace(action, effect=EffectClass(self.row.effect))
         if action.effect.admitted:
-            self.arguments = self.drive.store.encode(action.recorded(), f"the arguments of {action.label}")
+            self.arguments = self.drive.encode_arguments(action)
         return action
 
     def _make_action(self, values: Values) -> Action:
         node = self.node
+        if node.planned is not None:
+            return node.planned()
         recorded = self.row.arguments if self.row is not None and is_lost(self.row) else None
         if node.type == STEP_TYPE:
-            return node.plan_step(values(node.bind_names) if recorded is None else recorded.decode())
+            return node.plan_step(values(node.bind_names) if recorded is None else recorded.plain())
         handler = self.engine.router.handler(node.type)
         if recorded is not None:
-            arguments = recorded.decode()
+            arguments = recorded.plain()
         elif node.bind is None:
             arguments = values(("input",))["input"]
         else:
@@ -478,6 +480,9 @@ class Step:
             return await self._commit_with_part(row, event, action, end)
         if action.effect.held and self.row is None and end is None:
             await self.drive.hold(row, event)
+        elif self.drive.carries and end is None:
+            self.drive.carry(row, event, self._seen())
+            self.row = row
         else:
             await self._record(row, event, end)
         return Completed(output)
@@ -580,7 +585,7 @@ class Step:
         like: StepRow | None = None,
         effect: EffectClass | None = None,
         key: str | None = None,
-        arguments: Stored | None = None,
+        arguments: State | None = None,
         output: Stored | None = None,
         error: str | None = None,
     ) -> StepRow:

@@ -1,7 +1,8 @@
 """The committer: one thread, one writing connection, and every transition of a runtime.
 
 It takes all that waits, applies it in one `BEGIN IMMEDIATE … COMMIT`, then tells the waiting tasks: group commit
-without added delay. Nothing is told before it is on disk.
+without added delay. Nothing is told before it is on disk. What is handed over in one turn of the event loop is never
+divided: tools that a model asked for together are admitted together.
 
 - A refused transition fails alone (its guard wrote nothing). An unexpected error rolls the batch back, and each unit
   is applied again by itself, so only the culprit fails. An error from BEGIN is nobody's: the whole batch fails at once.
@@ -20,7 +21,9 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -97,8 +100,11 @@ class Committer:
         """Transactions committed so far."""
         self._location = location
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
-        self._held: Unit | None = None
+        self._inbox: queue.SimpleQueue[list[Unit] | None] = queue.SimpleQueue()
+        self._submitted: list[Unit] = []
+        """Units of this turn of the event loop."""
+        self._taken: deque[Unit] = deque()
+        """Units out of the inbox that are not applied yet; for the thread alone."""
         self._db: Driver | None = connect(location)
         self.on_outside_write: Callable[[], None] | None = None
         """Called on the event loop when another process has written; None: nobody wants to know."""
@@ -119,13 +125,21 @@ class Committer:
         if self._closed:
             raise StoreClosedError("the store is closed; open a new runtime")
         unit.waiter = Durable(loop=self._loop)
-        self._inbox.put(unit)
+        self._submitted.append(unit)
+        if len(self._submitted) == 1:
+            self._loop.call_soon(self._hand_over)
         return unit.waiter
+
+    def _hand_over(self) -> None:
+        if self._submitted:
+            self._inbox.put(self._submitted)
+            self._submitted = []
 
     def stop(self) -> None:
         """Close without waiting until it is done."""
         if not self._closed:
             self._closed = True
+            self._hand_over()
             self._inbox.put(None)
 
     async def close(self) -> None:
@@ -155,29 +169,31 @@ class Committer:
 
     def _take(self) -> list[Unit] | None:
         """All that waits, up to a unit that must be alone; None when closed."""
-        first = self._held or self._wait()
-        self._held = None
-        if first is None:
-            return None
+        if not self._taken:
+            if (units := self._wait()) is None:
+                return None
+            self._taken.extend(units)
+        first = self._taken.popleft()
         if first.alone:
             return [first] if first.kept is None else [first.kept, first]
         batch = [first]
-        while len(batch) < BATCH_MAX:
-            try:
-                unit = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            if unit is None:
-                self._inbox.put(None)
-                break
-            if unit.alone:
-                self._held = unit
-                break
-            batch.append(unit)
+        while len(batch) < BATCH_MAX and self._has_next() and not self._taken[0].alone:
+            batch.append(self._taken.popleft())
         return batch
 
-    def _wait(self) -> Unit | None:
-        """The next unit; meanwhile the WAL goes back into the file, and other writers are noticed."""
+    def _has_next(self) -> bool:
+        """Whether another unit is there, without waiting for one."""
+        if not self._taken:
+            with suppress(queue.Empty):
+                units = self._inbox.get_nowait()
+                if units is None:
+                    self._inbox.put(None)
+                else:
+                    self._taken.extend(units)
+        return bool(self._taken)
+
+    def _wait(self) -> list[Unit] | None:
+        """The next units; meanwhile the WAL goes back into the file, and other writers are noticed."""
         idle_s = 0.0
         while self._written or self.on_outside_write is not None:
             pause_s = IDLE_S if self.on_outside_write is None else OUTSIDE_S

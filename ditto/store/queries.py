@@ -17,6 +17,8 @@ from ditto.store.schema import StepState, steps
 from ditto.store.transitions import EVENT_ID_SHIFT
 from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode
 
+_SETTLED_TEXTS: Final = frozenset(state.value for state in (StepState.COMPLETED, StepState.FAILED, StepState.SKIPPED))
+
 _STEP_KINDS: Final = kinds_of(steps.c[name] for name in sql.STEP_COLUMNS)
 
 _AFTER_SLASH: Final = "0"
@@ -110,10 +112,16 @@ def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     return Stored(column, row[0])
 
 
-def list_calls(db: sqlite3.Connection, run: int, after: int, limit: int) -> tuple[list[StepRow], int | None]:
-    """A page of a Flow's recorded calls, in the order they were first written, and where the next page begins."""
-    rows = sql.LIST_CALLS(db, b_run=run, b_after=after, b_limit=limit).fetchall()
-    return [_step(db, row[1:]) for row in rows], rows[-1][0] if len(rows) == limit else None
+def list_calls(
+    db: sqlite3.Connection, run: int, after: int, limit: int, *, nested: bool = False
+) -> tuple[list[StepRow], int | None]:
+    """A page of a Flow's recorded calls, in the order they were first written, and where the next page begins.
+
+    `nested`: also what has a `/` in its path. What a settled call was asked with is left out.
+    """
+    statement = sql.LIST_STEPS_PAGE if nested else sql.LIST_CALLS
+    rows = statement(db, b_run=run, b_after=after, b_limit=limit).fetchall()
+    return [_step(db, row[1:], with_arguments=False) for row in rows], rows[-1][0] if len(rows) == limit else None
 
 
 def list_waits(db: sqlite3.Connection, run: int) -> list[StepRow]:
@@ -172,7 +180,7 @@ def _load_item(db: sqlite3.Connection, value: int) -> Any:
     return decode(row[0])
 
 
-def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
+def _step(db: sqlite3.Connection, row: Sequence[Any], *, with_arguments: bool = True) -> StepRow:
     check_row(row, _STEP_KINDS, f"ditto_steps, step {row[1]!r}")
     (_, path, type_, version, after, effect, state, attempt, key, arguments, output, error, admitted, settled, due) = (
         row
@@ -186,7 +194,7 @@ def _step(db: sqlite3.Connection, row: Sequence[Any]) -> StepRow:
         state=_step_state(state, path),
         attempt=attempt,
         key=key,
-        arguments=load_value(db, arguments),
+        arguments=load_state(db, arguments) if with_arguments or state not in _SETTLED_TEXTS else None,
         output=None if state == StepState.OPEN else load_value(db, output),
         progress=load_state(db, output) if state == StepState.OPEN else None,
         error=error,

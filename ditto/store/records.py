@@ -102,7 +102,7 @@ class StepRow:
     state: StepState
     attempt: int
     key: str | None = None
-    arguments: Stored | None = None
+    arguments: State | None = None
     output: Stored | None = None
     error: str | None = None
     admitted_at: int | None = None

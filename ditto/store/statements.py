@@ -192,7 +192,15 @@ MOVE_STEP: Final = Statement(
         steps.c.attempt == bindparam("b_seen_attempt"),
         select(runs.c.id).where(*_fenced()).exists(),
     )
-    .values({name: bindparam(f"n_{name}") for name in STEP_COLUMNS if name not in ("run", "path")})
+    .values(
+        {name: bindparam(f"n_{name}") for name in STEP_COLUMNS if name not in ("run", "path", "arguments")}
+        | {"arguments": func.coalesce(bindparam("n_arguments"), steps.c.arguments)}
+    )
+)
+SET_ARGUMENTS: Final = Statement(
+    update(steps)
+    .where(steps.c.run == bindparam("b_run"), steps.c.path == bindparam("b_path"))
+    .values(arguments=bindparam("n_arguments"))
 )
 RESOLVE_STEP: Final = Statement(
     update(steps)
@@ -224,6 +232,12 @@ MOVE_CALL: Final = Statement(
 LIST_CALLS: Final = Statement(
     select(steps.c.id, *[steps.c[name] for name in STEP_COLUMNS])
     .where(steps.c.run == bindparam("b_run"), steps.c.id > bindparam("b_after"), steps.c.path.not_like("%/%"))
+    .order_by(steps.c.id)
+    .limit(bindparam("b_limit"))
+)
+LIST_STEPS_PAGE: Final = Statement(
+    select(steps.c.id, *[steps.c[name] for name in STEP_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.id > bindparam("b_after"))
     .order_by(steps.c.id)
     .limit(bindparam("b_limit"))
 )

@@ -338,7 +338,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
         n_state=row.state.value,
         n_attempt=row.attempt,
         n_key=row.key,
-        n_arguments=None if row.arguments is None else row.arguments.column,
+        n_arguments=row.arguments.column if isinstance(row.arguments, Stored) else None,
         n_output=None if row.output is None else row.output.column,
         n_error=row.error,
         n_admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
@@ -352,7 +352,10 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
             run_id=fence.run_id,
             step=row.path,
         )
-    tx.keep(row.arguments)
+    if isinstance(row.arguments, Growing) and row.state is StepState.ADMITTED:
+        sql.SET_ARGUMENTS(tx.db, b_run=fence.run, b_path=row.path, n_arguments=tx.keep(row.arguments))
+    elif isinstance(row.arguments, Stored):
+        tx.keep(row.arguments)
     tx.keep(row.output)
     sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
     tx.tell(fence.run, events)

@@ -23,7 +23,7 @@ LAYERS = [
     ["sandbox", "config", "config_yaml"],
     ["items"],
     ["worker", "tool", "waits"],
-    ["graph", "loop", "flow"],
+    ["graph", "loop", "flow", "turn"],
     ["runs"],
     ["store"],
     ["engine"],

@@ -9,6 +9,7 @@ from typing import Final
 
 from ditto import Action, EffectClass, NodeHandler, Sample, StepContext, Worker, WorkerSetup
 from ditto.contracts import SampleInput
+from ditto.contracts.calls import with_unique_ids
 from ditto.worker import as_data
 from ditto_workers.infer.provider import Provider, ProviderFactory
 
@@ -36,7 +37,8 @@ def plan_sample(request: SampleInput) -> Action:
 
     async def call(ctx: StepContext) -> Sample:
         providers: Providers = ctx.resources
-        return await providers.find(request.model.provider).sample(request, ctx)
+        answer = await providers.find(request.model.provider).sample(request, ctx)
+        return with_unique_ids(answer, request)
 
     return Action(
         label=f"model {request.model}",
@@ -45,6 +47,7 @@ def plan_sample(request: SampleInput) -> Action:
         is_async=True,
         arguments=request,
         recorded=lambda: as_data(request),
+        growing=("messages", "tools"),
         output=Sample,
     )
 

@@ -1,0 +1,356 @@
+"""Turns: a run whose steps are asked for by an agent's own code, or a framework's.
+
+A turn is driven like a Flow: its function is called anew, and each recorded call is answered from its row. Model calls
+are counted, `m/1`, `m/2`, …, and carry the hash of their request; tool calls have the path `t/<call id>` and carry the
+digest of tool and arguments. Asked for anything else, the turn stops before a provider or a tool is touched.
+
+Tool calls run in tasks of the turn: a framework that gives up one call because another one failed does not cut short
+what was admitted. It is drained, and its outcome stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar, cast
+
+import anyio
+
+from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
+from ditto.contracts.calls import unique_ids
+from ditto.effects import EffectClass
+from ditto.engine.flows import FlowRun
+from ditto.engine.outcomes import ErrorRecord
+from ditto.engine.requests import list_differences, request_hash
+from ditto.engine.routing import Router
+from ditto.errors import (
+    DittoError,
+    EffectRejected,
+    InvalidValueError,
+    LimitExceededError,
+    ReplayMismatchError,
+    StepError,
+    ToolError,
+)
+from ditto.flow import Flow
+from ditto.graph import Node
+from ditto.store import queries
+from ditto.store.records import StepRow
+from ditto.store.schema import StepState
+from ditto.store.store import Store
+from ditto.store.values import digest, encode
+from ditto.turn import Ask, CallIds, ModelRequest, Turn, TurnFunction
+from ditto.worker import Action, as_data
+
+T = TypeVar("T")
+
+SAMPLE: Final = "INFER.REASONING.SAMPLE"
+TOOL: Final = "INTERACTION.ACT.TOOL"
+
+CALL_ID_BYTES_MAX: Final = 256
+ARGUMENTS_BYTES_MAX: Final = 64 * 1024 * 1024
+RESULT_BYTES_MAX: Final = 1024 * 1024
+
+VERSION_DIGITS: Final = 32
+"""Hex digits of a digest that are kept with a call, to tell whether it is asked for again."""
+
+DIFFERENCES_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFlow(Flow):
+    """The workflow of a turn's run."""
+
+    kind: ClassVar[str] = "turn"
+    carries: ClassVar[bool] = True
+
+
+def turn_flow(turn: Turn, function: TurnFunction[Any], router: Router, store: Store, returned: list[Any]) -> TurnFlow:
+    """The Flow that calls `function` with a TurnContext. What it returned goes into `returned`, too: it may be no data.
+
+    The run's own result is `{"value": …}`, or `{}` if that is nothing that can be stored.
+    """
+
+    async def run(ctx: Any, input: Any) -> dict[str, Any]:
+        calls = _Driven(turn, router, store, cast(FlowRun, ctx))
+        try:
+            value = await function(calls)
+        finally:
+            await calls.drain()
+        if calls.failure is not None:
+            raise calls.failure
+        returned.append(value)
+        try:
+            encode(as_data(value), what="the result", max_bytes=RESULT_BYTES_MAX)
+        except DittoError:
+            return {}
+        return {"value": as_data(value)}
+
+    return TurnFlow("turn", run)
+
+
+async def replay_turn(turn: Turn, function: TurnFunction[T], router: Router, store: Store, run: int) -> T:
+    """Call `function` once more, answering it from the records of a turn that is completed; nothing is made."""
+    rows: dict[str, StepRow] = {}
+    after: int | None = 0
+    while after is not None:
+        page, after = await store.read(partial(queries.list_calls, nested=True), run, after, 500)
+        rows.update((row.path, row) for row in page)
+    calls = _Replayed(turn, router, store, run, rows)
+    value = await function(calls)
+    if calls.failure is not None:
+        raise calls.failure
+    return value
+
+
+class _TurnCalls(ABC):
+    """What driven and replayed turns share: which call is which. A TurnContext."""
+
+    def __init__(self, turn: Turn, router: Router, store: Store) -> None:
+        self.turn = turn
+        self.store = store
+        self.failure: DittoError | None = None
+        """The first error that a call raised: the turn fails by it, whatever its function makes of it."""
+        self.operations: dict[str, _Operation] = {}
+        self._router = router
+        self._model_calls = 0
+        self._asking = False
+        self._ids: set[str] = set()
+        """The ids of all tool calls in the answers so far."""
+
+    @property
+    def run_id(self) -> str:
+        return self.turn.run_id
+
+    # Model calls
+
+    async def sample(self, request: SampleInput) -> Sample:
+        asked = ModelRequest(f"model {request.model}", as_data(request))
+        node = replace(_node(SAMPLE), bind=lambda: request)
+        answer = await self._model_call(asked, node)
+        sample = Sample.model_validate(answer)
+        self._ids.update(call.id for call in sample.message.tool_calls)
+        return sample
+
+    async def ask(self, request: ModelRequest, ask: Ask, *, ids: CallIds | None = None) -> Any:
+        ordinal, taken = self._model_calls + 1, frozenset(self._ids)
+
+        def with_unique_ids(answer: Any) -> Any:
+            if ids is None:
+                return answer
+            given = list(ids.read(answer))
+            made = unique_ids(given, taken, ordinal)
+            return answer if made == given else ids.replace(answer, made)
+
+        action = Action(
+            label=request.label,
+            effect=EffectClass.INFER,
+            call=ask,
+            is_async=True,
+            recorded=lambda: dict(request.parts),
+            growing=request.growing,
+            result=with_unique_ids,
+        )
+        answer = await self._model_call(request, replace(_node(SAMPLE), planned=lambda: action))
+        if ids is not None:
+            self._ids.update(each for each in ids.read(answer) if each)
+        return answer
+
+    async def _model_call(self, request: ModelRequest, node: Node) -> Any:
+        if self._asking:
+            raise self._fail(
+                StepError("a turn asks its model once at a time; wait for the answer", code="turn.concurrent_call")
+            )
+        if self._model_calls >= self.turn.max_model_calls:
+            raise self._fail(
+                LimitExceededError(
+                    f"turn {self.run_id}: its model was asked {self._model_calls} times, which is its max_model_calls; "
+                    "what is recorded is kept: run it with a higher limit to go on",
+                    code="turn.model_calls",
+                    run_id=self.run_id,
+                )
+            )
+        self._asking = True
+        self._model_calls += 1
+        node = replace(node, name=f"m/{self._model_calls}", version=request_hash(request)[:VERSION_DIGITS])
+        try:
+            return await self._noted(self._perform(node, request.parts))
+        finally:
+            self._asking = False
+
+    # Tool calls
+
+    async def call(self, name: str, call_id: str, arguments: Any) -> ExternalResult:
+        if not isinstance(arguments, dict):
+            return _not_admitted(name, call_id, "tool.arguments", f"the arguments of {name} must be a JSON object")
+        request = ToolInput(tool=name, arguments=arguments, call_id=call_id)
+        try:
+            self._router.handler(TOOL).plan(request)
+        except (ToolError, EffectRejected) as error:
+            return _not_admitted(name, call_id, error.code, error.message)
+        result = await self._operation(call_id, name, arguments, replace(_node(TOOL), bind=lambda: request))
+        return ExternalResult.model_validate(result)
+
+    async def invoke(self, call_id: str, name: str, arguments: Any, plan: Callable[[], Action]) -> Any:
+        return await self._operation(call_id, name, arguments, replace(_node(TOOL), planned=plan))
+
+    async def _operation(self, call_id: str, name: str, arguments: Any, node: Node) -> Any:
+        """The outcome of a tool call. Asked for again, it is the same one; its caller may give it up, it goes on."""
+        asked = {"tool": name, "arguments": arguments}
+        try:
+            check_call_id(call_id)
+            version = digest(encode(asked, what=f"the call of {name}: ", max_bytes=ARGUMENTS_BYTES_MAX))
+        except DittoError as error:
+            raise self._fail(error) from None
+        known = self.operations.get(call_id)
+        if known is None:
+            node = replace(node, name=f"t/{call_id}", version=version[:VERSION_DIGITS])
+            outcome = asyncio.ensure_future(self._noted(self._start(node, asked)))
+            outcome.add_done_callback(_look_at)
+            known = self.operations[call_id] = _Operation(version, outcome)
+        elif known.version != version:
+            raise self._fail(self._conflict(f"t/{call_id}", ["another tool, or other arguments"]))
+        return await asyncio.shield(known.outcome)
+
+    async def _start(self, node: Node, asked: dict[str, Any]) -> Any:
+        return await self._perform(node, asked)
+
+    # How each is made
+
+    @abstractmethod
+    async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
+        """What the call comes to, or came to. `asked` is what it was asked with, to tell how a recorded one differs."""
+
+    @abstractmethod
+    def _row(self, path: str) -> StepRow | None:
+        """The record of a call."""
+
+    async def _refuse_mismatch(self, node: Node, asked: dict[str, Any], run: int) -> None:
+        """Stop before anything is touched, if something else was recorded here. Raises ReplayMismatchError."""
+        row = self._row(node.name)
+        if row is None or (row.type, row.version) == (node.type, node.version):
+            return
+        recorded = await self.store.read(queries.get_step, run, node.name)
+        arguments = None if recorded is None or recorded.arguments is None else recorded.arguments.plain()
+        raise self._conflict(node.name, list_differences(arguments, asked))
+
+    async def _noted(self, work: Awaitable[T]) -> T:
+        """The work's result. An error of it fails the turn."""
+        try:
+            return await work
+        except DittoError as error:
+            raise self._fail(error) from error.__cause__
+
+    def _fail(self, error: DittoError) -> DittoError:
+        self.failure = self.failure or error
+        return error
+
+    def _conflict(self, path: str, differences: list[str]) -> ReplayMismatchError:
+        more = f" and {len(differences) - DIFFERENCES_SHOWN} more" if len(differences) > DIFFERENCES_SHOWN else ""
+        return ReplayMismatchError(
+            f"turn {self.run_id}: {path} was recorded for something else; it differs in "
+            f"{', '.join(differences[:DIFFERENCES_SHOWN])}{more}. No provider and no tool was touched: "
+            "run it with what it was started with, or start another turn",
+            run_id=self.run_id,
+        )
+
+
+class _Driven(_TurnCalls):
+    """A turn that is driven."""
+
+    def __init__(self, turn: Turn, router: Router, store: Store, flow: FlowRun) -> None:
+        super().__init__(turn, router, store)
+        self._flow = flow
+        self._slots = asyncio.Semaphore(turn.max_concurrency)
+
+    def _row(self, path: str) -> StepRow | None:
+        return self._flow.recorded(path)
+
+    async def _start(self, node: Node, asked: dict[str, Any]) -> Any:
+        """A call is admitted when it starts, so one that waits for its turn is never unknown."""
+        async with self._slots:
+            if self._flow.is_blocked:
+                await self._flow.block()
+            if self.failure is not None:
+                raise StepError(
+                    f"call {node.name} was not started: another call of the turn failed", code="turn.stopped"
+                )
+            return await self._perform(node, asked)
+
+    async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
+        return await self._flow.perform(node, lambda run: self._refuse_mismatch(node, asked, run))
+
+    async def drain(self) -> None:
+        """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""
+        under_way = [each.outcome for each in self.operations.values() if not each.outcome.done()]
+        if not under_way:
+            return
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            for outcome in under_way:
+                outcome.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(under_way)
+
+
+class _Replayed(_TurnCalls):
+    """A turn that is completed: answered from its records."""
+
+    def __init__(self, turn: Turn, router: Router, store: Store, run: int, rows: dict[str, StepRow]) -> None:
+        super().__init__(turn, router, store)
+        self._run = run
+        self._rows = rows
+
+    def _row(self, path: str) -> StepRow | None:
+        return self._rows.get(path)
+
+    async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
+        row = self._rows.get(node.name)
+        if row is None:
+            raise ReplayMismatchError(
+                f"turn {self.run_id} is completed, and holds no {node.name}; start another turn", run_id=self.run_id
+            )
+        await self._refuse_mismatch(node, asked, self._run)
+        if row.state is StepState.COMPLETED and row.output is not None:
+            return row.output.decode()
+        assert row.error is not None
+        raise ErrorRecord.from_text(row.error).to_error(self.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """A tool call of this turn: the digest of what it was asked with, and its outcome, once it is known."""
+
+    version: str
+    outcome: asyncio.Future[Any]
+
+
+def check_call_id(call_id: str) -> None:
+    """A tool call's id becomes a part of a path. Raises InvalidValueError."""
+    given: Any = call_id
+    if not isinstance(given, str) or not given or not given.isprintable() or "/" in given:
+        raise InvalidValueError(f"the id of a tool call is text without control characters and '/', not {call_id!r}")
+    if len(given.encode("utf-8", "replace")) > CALL_ID_BYTES_MAX:
+        raise InvalidValueError(f"the id of a tool call has at most {CALL_ID_BYTES_MAX} bytes")
+
+
+def _node(type: str) -> Node:
+    """A call, before it has a name."""
+    return Node(
+        name="", type=type, after=(), version="", bind=None, bind_names=(), when=None, when_names=(), retry=None,
+        timeout_s=None,
+    )  # fmt: skip
+
+
+def _not_admitted(name: str, call_id: str, code: str, message: str) -> ExternalResult:
+    """What the model is told of a call that was not made."""
+    return ExternalResult(call_id=call_id, source=name, status="failed", error=ResultError(code=code, message=message))
+
+
+def _look_at(outcome: asyncio.Future[Any]) -> None:
+    """Whoever asked for it may be gone."""
+    if not outcome.cancelled():
+        outcome.exception()

@@ -1,0 +1,91 @@
+"""Agents at work: a scripted provider over real HTTP, tools that count their effects, and turns on one store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from ditto import Config, ModelRef, Runtime, Tool, create_ditto
+from ditto.config import Endpoint, RuntimeConfig, SandboxConfig
+from ditto.contracts import Message, SampleInput, ToolOffer
+from ditto.testing.provider import Call, ScriptedProvider, ToolCalls
+from ditto.turn import Turn
+from ditto_workers import create_infer_worker, create_interaction_worker
+
+MODEL = ModelRef("scripted", "tiny")
+
+TURN = Turn("report-v1", "thread-1", "turn-1", "tiny/1")
+
+PUBLISH = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
+@dataclass
+class Effects:
+    """What the tools did to the world, in order."""
+
+    done: list[tuple[str, str]] = field(default_factory=list)
+
+    def tool(self, name: str, **options: Any) -> Tool:
+        """A tool that notes its call and returns `<name>:<text>`."""
+
+        async def handler(arguments: dict[str, Any]) -> str:
+            self.done.append((name, arguments["text"]))
+            return f"{name}:{arguments['text']}"
+
+        return Tool(name, handler, PUBLISH, **options)
+
+
+def calls(*made: tuple[str, str, str]) -> ToolCalls:
+    """An answer with these calls: (id, tool, text)."""
+    return ToolCalls([Call(call_id, name, f'{{"text": "{text}"}}') for call_id, name, text in made])
+
+
+def request(*messages: Message, **options: Any) -> SampleInput:
+    """A request with the tools that the scene has."""
+    offers = (ToolOffer(name="publish", parameters=PUBLISH),)
+    return SampleInput(model=MODEL, messages=messages or (Message(role="user", content="go"),), tools=offers, **options)
+
+
+@asynccontextmanager
+async def agents(
+    store: Path, provider: ScriptedProvider, tools: Sequence[Tool] = (), **runtime_settings: Any
+) -> AsyncIterator[Runtime]:
+    """A runtime whose model is the scripted provider."""
+    settings = Config(
+        model=MODEL,
+        endpoints={"scripted": Endpoint(base_url=provider.base_url)},
+        sandbox=SandboxConfig(tools=[tool.name for tool in tools]),
+        runtime=RuntimeConfig(**runtime_settings),
+    )
+    async with create_ditto(
+        settings, store=store, workers=[create_infer_worker(), create_interaction_worker(tools=tools)]
+    ) as runtime:
+        yield runtime
+
+
+async def talk(ctx: Any, first: SampleInput) -> str:
+    """The smallest agent: ask, call what is asked for side by side, until there is an answer."""
+    messages = list(first.messages)
+    while True:
+        sample = await ctx.sample(first.model_copy(update={"messages": tuple(messages)}))
+        messages.append(sample.message)
+        if not sample.message.tool_calls:
+            return str(sample.message.content)
+        results: dict[str, str] = {}
+
+        async def one(call: Any) -> None:
+            result = await ctx.call(call.name, call.id, json.loads(call.arguments))
+            results[call.id] = result.content or str(result.error)
+
+        async with anyio.create_task_group() as group:
+            for call in sample.message.tool_calls:
+                group.start_soon(one, call)
+        messages += [
+            Message(role="tool", content=results[call.id], tool_call_id=call.id) for call in sample.message.tool_calls
+        ]

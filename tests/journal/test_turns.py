@@ -1,0 +1,67 @@
+"""Turns: what is recorded is answered from the record, what is not is made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ditto import ReplayMismatchError, StepError
+from ditto.contracts import Message
+from ditto.testing.provider import Failure, ScriptedProvider, Text
+from tests.journal.scene import TURN, Effects, agents, calls, request, talk
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "ditto.db"
+
+
+async def test_a_turn_asks_and_acts_once_and_returns_what_was_saved(tmp_path: Path, store: Path) -> None:
+    effects = Effects()
+    script = [calls(("c1", "publish", "hello")), Text("done")]
+    async with ScriptedProvider(tmp_path / "model.db", script) as provider:
+        for _ in range(2):
+            async with agents(store, provider, [effects.tool("publish")]) as runtime:
+                assert await runtime.turn(TURN, lambda ctx: talk(ctx, request())) == "done"
+        assert provider.count == 2
+    assert effects.done == [("publish", "hello")]
+
+
+async def test_a_round_costs_two_flushes_after_the_first(tmp_path: Path, store: Path) -> None:
+    effects = Effects()
+    rounds = 20
+    script = [calls((f"c{n}", "publish", str(n)), (f"d{n}", "publish", str(n))) for n in range(rounds)]
+    async with (
+        ScriptedProvider(tmp_path / "model.db", [*script, Text("done")]) as provider,
+        agents(store, provider, [effects.tool("publish")]) as runtime,
+    ):
+        await runtime.turn(_with(max_concurrency=2), lambda ctx: talk(ctx, request()))
+        # The creation, the first admission, two for each round, the last answer with the end.
+        assert runtime.commits <= 2 + 2 * rounds + 1
+    assert len(effects.done) == 2 * rounds
+
+
+def _with(**changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(TURN, **changes)
+
+
+async def test_another_prompt_is_a_conflict_and_touches_nothing(tmp_path: Path, store: Path) -> None:
+    effects = Effects()
+    script = [calls(("c1", "publish", "hello")), Failure(500)]
+    async with ScriptedProvider(tmp_path / "model.db", script) as provider:
+        async with agents(store, provider, [effects.tool("publish")]) as runtime:
+            with pytest.raises(StepError):
+                await runtime.turn(TURN, lambda ctx: talk(ctx, request()))
+        async with agents(store, provider, [effects.tool("publish")]) as runtime:
+            with pytest.raises(ReplayMismatchError, match=r"messages\[0\].content"):
+                await runtime.turn(TURN, lambda ctx: talk(ctx, request(Message(role="user", content="other"))))
+            with pytest.raises(ReplayMismatchError, match="temperature"):
+                await runtime.turn(TURN, lambda ctx: talk(ctx, request(temperature=0.5)))
+        assert provider.count == 2
+    assert effects.done == [("publish", "hello")]
