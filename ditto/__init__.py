@@ -60,6 +60,7 @@ from ditto.loop import Loop
 from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
+from ditto.turn import ModelRequest, Turn, TurnContext, TurnFunction
 from ditto.waits import OpenWait, Waiting, WaitKind
 from ditto.worker import Action, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
 
@@ -87,6 +88,10 @@ __all__ = [
     "EventInfo",
     "ExternalResult",
     "Flow",
+    "TurnFunction",
+    "TurnContext",
+    "Turn",
+    "ModelRequest",
     "FlowContext",
     "Graph",
     "Health",

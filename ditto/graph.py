@@ -156,7 +156,8 @@ class Graph:
 
         `after` names the nodes it depends on. `bind` is a pure function that makes its arguments; `when` a pure
         function that says whether it runs at all. Both may name `input` and the nodes in `after`, and get each
-        one's value, None for a skipped one. Without `bind` the arguments are the input. Raises DefinitionError.
+        one's value, None for a skipped one; `**values` gets all that is not named. Without `bind` the arguments are
+        the input. Raises DefinitionError.
         """
         if not type or type == STEP_TYPE or "." not in type or type.startswith("WAIT."):
             raise DefinitionError(f"node {name}: {type!r} is no node type; use FAMILY.NAME, or .step(name, function)")

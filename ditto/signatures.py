@@ -15,12 +15,16 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def named_parameters(function: Callable[..., Any], *, allowed: Sequence[str], owner: str, role: str) -> tuple[str, ...]:
     """The names by which `function` takes its values, each one of `allowed`; a default value is left to it.
 
-    `owner` and `role` are named in the DefinitionError that refuses another name, `*args` or `**kwargs`.
+    `**values` takes all that it does not name, but for `ctx`. `owner` and `role` are named in the DefinitionError that
+    refuses another name, or `*args`.
     """
     if not callable(function):
         raise DefinitionError(f"{owner}: {role} must be a function, not {type(function).__name__}")
     names: list[str] = []
     for parameter in _parameters(function, owner=owner, role=role):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names += [each for each in allowed if each not in names and each != "ctx"]
+            continue
         if parameter.kind not in _NAMED:
             raise DefinitionError(
                 f"{owner}: {role} takes its values by name; {parameter} cannot be bound. "

@@ -301,7 +301,8 @@ class Drive:
         run = await self.store.read(queries.get_run_by_key, self.fence.run)
         if run.status is RunStatus.CANCELLED:
             return RunCancelledError(f"run {run.run_id} was cancelled", run_id=run.run_id)
-        if (run.owner, run.fence) != (self.fence.owner, self.fence.fence):
+        # Without an owner, and at our fence, it is we who have just let go of it.
+        if run.fence != self.fence.fence or run.owner not in (self.fence.owner, None):
             return RunBusyError(f"run {run.run_id} was taken over by another runtime", run_id=run.run_id)
         return refused
 

@@ -28,12 +28,10 @@ from ditto.engine.requests import list_differences, request_hash
 from ditto.engine.routing import Router
 from ditto.errors import (
     DittoError,
-    EffectRejected,
     InvalidValueError,
     LimitExceededError,
     ReplayMismatchError,
     StepError,
-    ToolError,
 )
 from ditto.flow import Flow
 from ditto.graph import Node
@@ -187,10 +185,6 @@ class _TurnCalls(ABC):
         if not isinstance(arguments, dict):
             return _not_admitted(name, call_id, "tool.arguments", f"the arguments of {name} must be a JSON object")
         request = ToolInput(tool=name, arguments=arguments, call_id=call_id)
-        try:
-            self._router.handler(TOOL).plan(request)
-        except (ToolError, EffectRejected) as error:
-            return _not_admitted(name, call_id, error.code, error.message)
         result = await self._operation(call_id, name, arguments, replace(_node(TOOL), bind=lambda: request))
         return ExternalResult.model_validate(result)
 

@@ -16,9 +16,11 @@ from ditto import (
     Runtime,
     StepContext,
     StoreClosedError,
+    TransitionRefusedError,
     UnknownOutcomeError,
     create_ditto,
 )
+from ditto.engine.drive import Drive
 from ditto.store.committer import Committer
 from tests.engine.scene import Gate, World, events, opened, states, status, story, wait_until
 
@@ -170,3 +172,19 @@ async def test_a_handler_that_closes_its_own_runtime_waits_for_the_grace_only(st
             await runtime.run(Graph("g").step("a", close), id="x")
     async with opened(store_path) as runtime:
         assert await status(runtime, "x") == "interrupted"
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_we_have_just_let_go_of_was_not_taken_over(store_path: Path) -> None:
+    """Another process writes, and we look, after our end is on disk and before we were told so."""
+    driven: list[Drive] = []
+    async with opened(store_path) as runtime:
+
+        def note() -> int:
+            assert runtime._opened is not None
+            driven.extend(runtime._opened.engine.drives.values())
+            return 1
+
+        await runtime.run(Graph("g").step("a", note, effect="idempotent"), id="x")
+        refused = TransitionRefusedError("drive", "the run is not ours any more", run_id="x")
+        assert await driven[0].explain(refused) is refused

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from ditto import Config, ModelRef, Runtime, Tool, create_ditto
+from ditto import Config, ModelRef, Runtime, Sample, Tool, ToolCall, create_ditto
 from ditto.config import Endpoint, RuntimeConfig, SandboxConfig
 from ditto.contracts import Message, SampleInput, ToolOffer
 from ditto.testing.provider import Call, ScriptedProvider, ToolCalls
@@ -22,7 +22,7 @@ MODEL = ModelRef("scripted", "tiny")
 
 TURN = Turn("report-v1", "thread-1", "turn-1", "tiny/1")
 
-PUBLISH = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+PUBLISH: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
 @dataclass
@@ -60,7 +60,7 @@ async def agents(
     settings = Config(
         model=MODEL,
         endpoints={"scripted": Endpoint(base_url=provider.base_url)},
-        sandbox=SandboxConfig(tools=[tool.name for tool in tools]),
+        sandbox=SandboxConfig(tools=tuple(tool.name for tool in tools)),
         runtime=RuntimeConfig(**runtime_settings),
     )
     async with create_ditto(
@@ -77,15 +77,17 @@ async def talk(ctx: Any, first: SampleInput) -> str:
         messages.append(sample.message)
         if not sample.message.tool_calls:
             return str(sample.message.content)
-        results: dict[str, str] = {}
+        messages += await _act(ctx, sample)
 
-        async def one(call: Any) -> None:
-            result = await ctx.call(call.name, call.id, json.loads(call.arguments))
-            results[call.id] = result.content or str(result.error)
 
-        async with anyio.create_task_group() as group:
-            for call in sample.message.tool_calls:
-                group.start_soon(one, call)
-        messages += [
-            Message(role="tool", content=results[call.id], tool_call_id=call.id) for call in sample.message.tool_calls
-        ]
+async def _act(ctx: Any, sample: Sample) -> list[Message]:
+    results: dict[str, str] = {}
+
+    async def make(call: ToolCall) -> None:
+        result = await ctx.call(call.name, call.id, json.loads(call.arguments))
+        results[call.id] = result.content or str(result.error)
+
+    async with anyio.create_task_group() as group:
+        for call in sample.message.tool_calls:
+            group.start_soon(make, call)
+    return [Message(role="tool", content=results[call.id], tool_call_id=call.id) for call in sample.message.tool_calls]

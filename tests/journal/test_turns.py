@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ditto import ReplayMismatchError, StepError
 from ditto.contracts import Message
-from ditto.testing.provider import Failure, ScriptedProvider, Text
+from ditto.testing.provider import Failure, Reply, ScriptedProvider, Text
 from tests.journal.scene import TURN, Effects, agents, calls, request, talk
 
 pytestmark = pytest.mark.asyncio
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Path:
 
 async def test_a_turn_asks_and_acts_once_and_returns_what_was_saved(tmp_path: Path, store: Path) -> None:
     effects = Effects()
-    script = [calls(("c1", "publish", "hello")), Text("done")]
+    script: list[Reply] = [calls(("c1", "publish", "hello")), Text("done")]
     async with ScriptedProvider(tmp_path / "model.db", script) as provider:
         for _ in range(2):
             async with agents(store, provider, [effects.tool("publish")]) as runtime:
@@ -34,26 +34,20 @@ async def test_a_turn_asks_and_acts_once_and_returns_what_was_saved(tmp_path: Pa
 async def test_a_round_costs_two_flushes_after_the_first(tmp_path: Path, store: Path) -> None:
     effects = Effects()
     rounds = 20
-    script = [calls((f"c{n}", "publish", str(n)), (f"d{n}", "publish", str(n))) for n in range(rounds)]
+    script: list[Reply] = [calls((f"c{n}", "publish", str(n)), (f"d{n}", "publish", str(n))) for n in range(rounds)]
     async with (
         ScriptedProvider(tmp_path / "model.db", [*script, Text("done")]) as provider,
         agents(store, provider, [effects.tool("publish")]) as runtime,
     ):
-        await runtime.turn(_with(max_concurrency=2), lambda ctx: talk(ctx, request()))
+        await runtime.turn(replace(TURN, max_concurrency=2), lambda ctx: talk(ctx, request()))
         # The creation, the first admission, two for each round, the last answer with the end.
         assert runtime.commits <= 2 + 2 * rounds + 1
     assert len(effects.done) == 2 * rounds
 
 
-def _with(**changes: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(TURN, **changes)
-
-
 async def test_another_prompt_is_a_conflict_and_touches_nothing(tmp_path: Path, store: Path) -> None:
     effects = Effects()
-    script = [calls(("c1", "publish", "hello")), Failure(500)]
+    script: list[Reply] = [calls(("c1", "publish", "hello")), Failure(500)]
     async with ScriptedProvider(tmp_path / "model.db", script) as provider:
         async with agents(store, provider, [effects.tool("publish")]) as runtime:
             with pytest.raises(StepError):

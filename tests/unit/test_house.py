@@ -28,7 +28,7 @@ LAYERS = [
     ["store"],
     ["engine"],
     ["runtime"],
-    ["recovery"],
+    ["recovery", "journal"],
     ["testing", "cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -100,6 +100,15 @@ def test_the_recovery_workflows_use_public_names_only() -> None:
         for name, _ in imports(path):
             if name.startswith("ditto"):
                 assert name == "ditto" or name.startswith("ditto.recovery"), f"{path} imports {name}"
+
+
+def test_the_journal_uses_public_names_only() -> None:
+    for path in modules(ROOT / "ditto" / "journal"):
+        for name, _ in imports(path):
+            if name.startswith("ditto"):
+                assert name in ("ditto", "ditto.contracts") or name.startswith("ditto.journal"), (
+                    f"{path} imports {name}"
+                )
 
 
 def test_only_the_store_speaks_sql() -> None:
@@ -202,6 +211,10 @@ PUBLIC_NAMES = [
     "EventInfo",
     "ExternalResult",
     "Flow",
+    "TurnFunction",
+    "TurnContext",
+    "Turn",
+    "ModelRequest",
     "FlowContext",
     "Graph",
     "Health",
