@@ -135,16 +135,27 @@ def test_a08_arguments_that_fail_the_schema_name_the_field_before_anything_is_ca
     schema: Any, arguments: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ToolError) as raised:
-        plan(tool(never, input_schema=schema), arguments)
+        plan(tool(never, input_schema=schema), arguments, call_id=None)
     assert raised.value.code == "tool.arguments"
     assert not raised.value.retryable
     assert named in str(raised.value)
 
 
+@pytest.mark.asyncio
+async def test_a08_a_call_of_a_model_that_fails_the_schema_is_told_so_and_admits_nothing() -> None:
+    action = plan(tool(never), {"x": "abc"}, call_id="c1")
+    assert action.effect is EffectClass.PURE
+    told = await end(action)
+    assert (told.call_id, told.source, told.status) == ("c1", "add", "failed")
+    assert told.error is not None
+    assert told.error.code == "tool.arguments"
+    assert "x: " in told.error.message
+
+
 def test_many_and_long_problems_are_cut() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     with pytest.raises(ToolError) as raised:
-        plan(tool(never, input_schema=schema), {f"k{n}": "y" * 5000 for n in range(20)})
+        plan(tool(never, input_schema=schema), {f"k{n}": "y" * 5000 for n in range(20)}, call_id=None)
     assert "and 15 more" in str(raised.value)
     assert len(str(raised.value)) < 1500
 
@@ -153,7 +164,7 @@ def test_a_reference_inside_the_schema_is_followed_and_one_that_leads_nowhere_is
     schema = {"properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
     assert plan(tool(input_schema=schema), {"x": 1}).arguments == {"x": 1}
     with pytest.raises(ToolError):
-        plan(tool(input_schema=schema), {"x": "a"})
+        plan(tool(input_schema=schema), {"x": "a"}, call_id=None)
     with pytest.raises(DefinitionError, match="leads nowhere"):
         plan(tool(input_schema={"properties": {"x": {"$ref": "#/$defs/m"}}}), {"x": 1})
 
