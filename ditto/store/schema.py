@@ -21,10 +21,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    and_,
+    or_,
 )
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
@@ -101,7 +101,10 @@ runs = Table(
     Column("updated_at", BigInteger, nullable=False),
     UniqueConstraint("run_id", "generation"),
 )
-Index("ditto_runs_open", runs.c.status, sqlite_where=and_(*[runs.c.status != each.value for each in sorted(CLOSED)]))
+UNDRIVEN: Final = or_(runs.c.status == RunStatus.RUNNING.value, runs.c.status == RunStatus.INTERRUPTED.value)
+"""Somebody drives the run, or may have to. A query that says it in these words needs to look at no other run."""
+
+Index("ditto_runs_undriven", runs.c.owner, sqlite_where=UNDRIVEN)
 
 steps = Table(
     "ditto_steps",

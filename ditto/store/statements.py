@@ -8,31 +8,57 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, func, insert, null, or_, select, update
+from sqlalchemy import BindParameter, and_, bindparam, func, insert, null, or_, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from ditto.store.schema import CLOSED, FINISHED, RunStatus, StepState, events, lists, meta, runs, signals, steps, values
+from ditto.store.schema import (
+    CLOSED,
+    FINISHED,
+    UNDRIVEN,
+    RunStatus,
+    StepState,
+    events,
+    lists,
+    meta,
+    runs,
+    signals,
+    steps,
+    values,
+)
 
 _DIALECT: Final = sqlite.dialect(paramstyle="qmark")
 
 
 class Statement:
-    """One compiled statement. Called with the driver's connection and named values; returns the driver's cursor."""
+    """One compiled statement. Called with the driver's connection and named values; returns the driver's cursor.
+
+    Constants stand in the SQL itself: only so may SQLite use an index of some of a table's rows.
+    """
 
     __slots__ = ("_names", "sql")
 
     def __init__(self, clause: ClauseElement) -> None:
         compiled = clause.compile(dialect=_DIALECT)
         assert isinstance(compiled, SQLCompiler)
-        self.sql = str(compiled)
-        self._names: tuple[tuple[str, bool, Any], ...] = tuple(
-            (name, compiled.binds[name].required, compiled.binds[name].value) for name in compiled.positiontup or ()
-        )
+        names = compiled.positiontup or []
+        first, *rest = str(compiled).split("?")
+        self.sql = first + "".join(_place(compiled.binds[name]) + part for name, part in zip(names, rest, strict=True))
+        self._names: tuple[str, ...] = tuple(name for name in names if compiled.binds[name].required)
 
     def __call__(self, db: sqlite3.Connection, /, **given: Any) -> sqlite3.Cursor:
-        return db.execute(self.sql, [given[name] if required else fixed for name, required, fixed in self._names])
+        return db.execute(self.sql, [given[name] for name in self._names])
+
+
+def _place(parameter: BindParameter[Any]) -> str:
+    """`?` for what is given with each call; a constant as itself."""
+    if parameter.required:
+        return "?"
+    value = parameter.value
+    if value is None or isinstance(value, int):
+        return "NULL" if value is None else str(int(value))
+    return "'" + str(value).replace("'", "''") + "'"
 
 
 _OPEN: Final = and_(*[runs.c.status != status.value for status in sorted(CLOSED)])
@@ -292,7 +318,7 @@ TAKE_SIGNAL: Final = Statement(
     update(signals).where(signals.c.id == bindparam("b_id")).values(step=bindparam("n_step"))
 )
 LIST_OWNED: Final = Statement(
-    select(runs.c.id).where(runs.c.owner == bindparam("b_owner"), runs.c.status == RunStatus.RUNNING.value)
+    select(runs.c.id).where(runs.c.owner == bindparam("b_owner"), UNDRIVEN, runs.c.status == RunStatus.RUNNING.value)
 )
 LIST_DUE: Final = Statement(
     select(steps.c.run, steps.c.path, steps.c.attempt, steps.c.type)
@@ -350,14 +376,10 @@ LIST_RUNS: Final = Statement(
     .order_by(runs.c.id.desc())
     .limit(bindparam("b_limit"))
 )
+_by_age = runs.c.id + 0
+"""Not the bare key: SQLite would rather walk through all runs in its order than sort the few that are wanted."""
 LIST_UNDRIVEN: Final = Statement(
-    select(*runs.columns)
-    .where(
-        runs.c.id > bindparam("b_after"),
-        or_(runs.c.status == RunStatus.RUNNING.value, runs.c.status == RunStatus.INTERRUPTED.value),
-    )
-    .order_by(runs.c.id)
-    .limit(bindparam("b_limit"))
+    select(*runs.columns).where(_by_age > bindparam("b_after"), UNDRIVEN).order_by(_by_age).limit(bindparam("b_limit"))
 )
 COUNT_RUNS: Final = Statement(select(runs.c.status, runs.c.owner, func.count()).group_by(runs.c.status, runs.c.owner))
 LIST_LOST: Final = Statement(

@@ -99,7 +99,8 @@ async def until_waiting(runtime: Runtime, units: int) -> None:
     """Return when so many units wait for the committer, which is held up."""
     assert runtime._opened is not None
     for _ in range(100_000):
-        if runtime._opened.store.committer._inbox.qsize() >= units:
+        committer = runtime._opened.store.committer
+        if committer._inbox.qsize() + len(committer._taken) >= units:
             return
         await asyncio.sleep(0)
     pytest.fail("nothing came to be committed")
