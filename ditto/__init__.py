@@ -57,7 +57,7 @@ from ditto.flow import Decision, Flow, FlowContext
 from ditto.graph import Graph, Node, Retry
 from ditto.items import Items
 from ditto.loop import Loop
-from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
+from ditto.runs import Checked, EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
 from ditto.turn import ModelRequest, Turn, TurnContext, TurnFunction
@@ -72,6 +72,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Absent",
     "Action",
+    "Checked",
     "Committed",
     "Config",
     "ConfigError",

@@ -75,6 +75,19 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """Whether this code can take one run up, as far as that is known without running it."""
+
+    run_id: str
+    workflow: str
+    kind: str
+    status: str
+    resumable: bool
+    differences: tuple[str, ...]
+    """Why it cannot: each workflow, worker and step that is missing or does not fit; empty if it can."""
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """What an examination of the store found. `faults` is empty for a sound file."""
 

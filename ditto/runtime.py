@@ -22,6 +22,7 @@ import uuid_utils
 from ditto.clock import Clock, to_datetime
 from ditto.config import Config
 from ditto.engine import opening
+from ditto.engine.checking import Checker
 from ditto.engine.drive import Drive
 from ditto.engine.executor import Engine, GraphResult, run_graph
 from ditto.engine.flows import run_flow
@@ -53,7 +54,7 @@ from ditto.errors import (
 from ditto.flow import Flow
 from ditto.graph import Graph, check_name
 from ditto.loop import Loop
-from ditto.runs import EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
+from ditto.runs import Checked, EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
@@ -366,6 +367,20 @@ class Runtime:
             found += [_summary(run, self._live_status(opened, run)) for run in page]
         found = [run for run in found if status is None or run.status == status]
         return sorted(found, key=lambda run: run.created_at, reverse=True)[:limit]
+
+    async def check(self, *, open_runs: bool = True, failed_runs: bool = False) -> tuple[Checked, ...]:
+        """Which recorded runs this code can take up, and what differs for each other one; one Checked a run.
+
+        `open_runs` are those that are not closed, whoever drives them; `failed_runs` those that failed or are
+        exhausted and could be reopened. Nothing is started or written; of a workflow only the functions by which a
+        Loop chooses its Graph are called. What a Flow asks for is known only by running it. Raises StoreError.
+        """
+        opened = await self._ready()
+        checker = Checker(opened.store, opened.engine.router, self._workflows, partial(self._live_status, opened))
+        found = await checker.check(queries.list_open) if open_runs else []
+        if failed_runs:
+            found += await checker.check(queries.list_reopenable)
+        return tuple(found)
 
     async def health(self) -> Health:
         """Examine the store: SQLite's own checks, what is open, who drives it. Reads the whole file."""

@@ -1,7 +1,7 @@
-"""Changed code: whether the completed steps of a run still fit the Graph that wants to go on from them.
+"""Changed code: whether the recorded steps of a run still fit the Graph that wants to go on from them.
 
-They fit if each one still exists with the same type, dependencies and version. Nodes that have not run may be changed,
-added or removed.
+They fit if each one that completed, waits, or is in doubt still exists with the same type, dependencies and version.
+Nodes that have not run may be changed, added or removed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ditto.store.records import StepRow
 from ditto.store.schema import SETTLED, StepState
 from ditto.store.values import decode
 
-_KEPT = SETTLED | {StepState.ADMITTED, StepState.UNKNOWN}
-"""Step states that bind the code: what completed, and what may have changed the world."""
+_KEPT = SETTLED | {StepState.ADMITTED, StepState.UNKNOWN, StepState.WAITING}
+"""Step states that bind the code: what completed, what may have changed the world, and what somebody is to answer."""
 
 
 def list_differences(graph: Graph, rows: Mapping[str, StepRow], prefix: str = "") -> list[str]:
@@ -33,4 +33,6 @@ def list_differences(graph: Graph, rows: Mapping[str, StepRow], prefix: str = ""
         for what, was, now in zip(("type", "dependencies", "version"), recorded, present, strict=True):
             if was != now:
                 differences.append(f"step {path} is recorded with {what} {was}, and now has {now}")
+        if row.state is StepState.WAITING and node.wait is not None and row.key != node.wait.name:
+            differences.append(f"step {path} waits for {row.key}, and would now wait for {node.wait.name}")
     return differences

@@ -21,6 +21,11 @@ _SETTLED_TEXTS: Final = frozenset(state.value for state in (StepState.COMPLETED,
 
 _STEP_KINDS: Final = kinds_of(steps.c[name] for name in sql.STEP_COLUMNS)
 
+_SHAPE_KINDS: Final = kinds_of(steps.c[name] for name in sql.SHAPE_COLUMNS)
+
+_AFTER_ALL_PATHS: Final = "\x7f"
+"""Paths are of letters, digits and `_ . : - /`."""
+
 _AFTER_SLASH: Final = "0"
 """The character after `/`: paths below `p/` are those from `p/` up to, not including, `p0`."""
 
@@ -51,6 +56,16 @@ def list_undriven(db: sqlite3.Connection, after: int, limit: int) -> list[RunRow
     return [RunRow.from_row(row) for row in rows.fetchall()]
 
 
+def list_open(db: sqlite3.Connection, after: int, limit: int) -> list[RunRow]:
+    """Runs that are open, oldest first, with row ids above `after`."""
+    return [RunRow.from_row(row) for row in sql.LIST_OPEN(db, b_after=after, b_limit=limit).fetchall()]
+
+
+def list_reopenable(db: sqlite3.Connection, after: int, limit: int) -> list[RunRow]:
+    """Runs whose newest generation failed or is exhausted, oldest first, with row ids above `after`."""
+    return [RunRow.from_row(row) for row in sql.LIST_REOPENABLE(db, b_after=after, b_limit=limit).fetchall()]
+
+
 def count_runs(db: sqlite3.Connection) -> list[tuple[str, str | None, int]]:
     """(status, owner, number of runs) for all generations."""
     return [(status, owner, count) for status, owner, count in sql.COUNT_RUNS(db).fetchall()]
@@ -75,6 +90,23 @@ def list_steps(db: sqlite3.Connection, run: int, prefix: str = "") -> list[StepR
     else:
         rows = sql.LIST_ALL_STEPS(db, b_run=run)
     return [_step(db, row) for row in rows.fetchall()]
+
+
+def list_shapes(db: sqlite3.Connection, run: int, prefix: str, after: str, limit: int) -> list[StepRow]:
+    """A page of a run's steps below a path prefix without their values, by path, from the one after `after`."""
+    end = prefix[:-1] + _AFTER_SLASH if prefix else _AFTER_ALL_PATHS
+    rows = sql.LIST_SHAPES(db, b_run=run, b_after=max(prefix, after), b_to=end, b_limit=limit)
+    return [_shape(row) for row in rows.fetchall()]
+
+
+def list_call_types(db: sqlite3.Connection, run: int) -> list[tuple[str, str]]:
+    """(node type, path of one of them) of a Flow's recorded calls."""
+    return [(type_, path) for type_, path in sql.LIST_CALL_TYPES(db, b_run=run).fetchall()]
+
+
+def has_lost(db: sqlite3.Connection, run: int) -> bool:
+    """Whether a step of the run was admitted and has no outcome."""
+    return bool(sql.COUNT_LOST(db, b_run=run).fetchone()[0])
 
 
 def get_step(db: sqlite3.Connection, run: int, path: str) -> StepRow | None:
@@ -202,6 +234,12 @@ def _step(db: sqlite3.Connection, row: Sequence[Any], *, with_arguments: bool = 
         settled_at=settled,
         due_at=due,
     )
+
+
+def _shape(row: Sequence[Any]) -> StepRow:
+    check_row(row, _SHAPE_KINDS, f"ditto_steps, step {row[0]!r}")
+    path, type_, version, after, effect, state, attempt, key = row
+    return StepRow(path, type_, version, after, effect, _step_state(state, path), attempt, key=key)
 
 
 def _step_state(state: str, path: str) -> StepState:

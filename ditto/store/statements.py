@@ -16,6 +16,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from ditto.store.schema import (
     CLOSED,
     FINISHED,
+    REOPENABLE,
     UNDRIVEN,
     RunStatus,
     StepState,
@@ -84,6 +85,8 @@ STEP_COLUMNS: Final = (
     "run", "path", "type", "version", "after", "effect", "state", "attempt",
     "key", "arguments", "output", "error", "admitted_at", "settled_at", "due_at",
 )  # fmt: skip
+SHAPE_COLUMNS: Final = ("path", "type", "version", "after", "effect", "state", "attempt", "key")
+"""A step without its values."""
 _RUN_COLUMNS: Final = tuple(column.name for column in runs.columns)
 
 INSERT_RUN: Final = Statement(
@@ -381,6 +384,19 @@ _by_age = runs.c.id + 0
 LIST_UNDRIVEN: Final = Statement(
     select(*runs.columns).where(_by_age > bindparam("b_after"), UNDRIVEN).order_by(_by_age).limit(bindparam("b_limit"))
 )
+LIST_OPEN: Final = Statement(
+    select(*runs.columns).where(runs.c.id > bindparam("b_after"), _OPEN).order_by(runs.c.id).limit(bindparam("b_limit"))
+)
+LIST_REOPENABLE: Final = Statement(
+    select(*runs.columns)
+    .where(
+        runs.c.id > bindparam("b_after"),
+        or_(*[runs.c.status == status.value for status in sorted(REOPENABLE)]),
+        _NEWEST,
+    )
+    .order_by(runs.c.id)
+    .limit(bindparam("b_limit"))
+)
 COUNT_RUNS: Final = Statement(select(runs.c.status, runs.c.owner, func.count()).group_by(runs.c.status, runs.c.owner))
 LIST_LOST: Final = Statement(
     select(runs.c.run_id, steps.c.path, runs.c.owner)
@@ -391,6 +407,18 @@ LIST_LOST: Final = Statement(
     )
     .order_by(steps.c.id)
     .limit(bindparam("b_limit"))
+)
+LIST_SHAPES: Final = Statement(
+    select(*[steps.c[name] for name in SHAPE_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.path > bindparam("b_after"), steps.c.path < bindparam("b_to"))
+    .order_by(steps.c.path)
+    .limit(bindparam("b_limit"))
+)
+LIST_CALL_TYPES: Final = Statement(
+    select(steps.c.type, func.min(steps.c.path))
+    .where(steps.c.run == bindparam("b_run"), steps.c.path.not_like("%/%"))
+    .group_by(steps.c.type)
+    .order_by(steps.c.type)
 )
 GET_STEP: Final = Statement(
     select(*[steps.c[name] for name in STEP_COLUMNS]).where(

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ditto import Config, Graph, Loop, RunNotFoundError, Runtime, StepContext, Worker, create_ditto
+from ditto import Config, Flow, Graph, Loop, RunNotFoundError, Runtime, StepContext, Worker, create_ditto
 from ditto.clock import Clock
 from ditto.config import RuntimeConfig
 from ditto.runs import EventInfo
@@ -24,7 +24,7 @@ async def opened(
     path: Path,
     *,
     workers: Iterable[Worker] = (),
-    workflows: Iterable[Graph | Loop] = (),
+    workflows: Iterable[Graph | Loop | Flow] = (),
     clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Runtime]:

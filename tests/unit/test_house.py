@@ -195,6 +195,7 @@ def test_importing_an_example_does_no_work() -> None:
 PUBLIC_NAMES = [
     "Absent",
     "Action",
+    "Checked",
     "Committed",
     "Config",
     "ConfigError",
