@@ -60,7 +60,7 @@ from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
 from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import SCHEMA_VERSION, SETTLED, RunStatus, StepState
+from ditto.store.schema import CLOSED, SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
 from ditto.turn import Turn, TurnFunction
 from ditto.waits import ON_WAIT, OnWait, Waiting
@@ -70,6 +70,9 @@ T = TypeVar("T")
 
 EVENTS_PAGE: Final = 500
 """Events read at once; no read transaction is open between two pages."""
+
+FOLLOW_S: Final = 0.25
+"""Between two looks for further events."""
 
 LOST_SHOWN: Final = 100
 MAX_ROW_ID: Final = 2**62
@@ -159,7 +162,8 @@ class Runtime:
     async def close(self) -> None:
         """Stop starting steps, let what runs end for at most `runtime.grace_s`, commit, close. Safe to call twice.
 
-        Runs that did not end are interrupted: a later runtime goes on with them.
+        Runs that did not end are interrupted: a later runtime goes on with them. What `serve` drives and did not end
+        in that time is cut short before the last commits. Nothing is taken up any more from the first moment on.
         """
         self._closed = True
         opened, self._opened = self._opened, None
@@ -167,9 +171,15 @@ class Runtime:
             return  # in a forked child all of it is the parent's, and no event loop runs
         with anyio.CancelScope(shield=True):
             opened.engine.close()
+            serving = opened.serving
             with anyio.move_on_after(self.config.runtime.grace_s):
                 for released in list(opened.active.values()):
                     await released.wait()
+                if serving is not None:
+                    serving.wake.set()
+                    await serving.ended.wait()
+            if serving is not None:
+                await serving.stop()
             await opened.engine.router.close(self.config.runtime.grace_s)
             await opened.store.close()
             opened.owner.close()
@@ -433,8 +443,12 @@ class Runtime:
             waits=tuple(open_wait(run.run_id, row) for row in rows if row.state is StepState.WAITING),
         )
 
-    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[EventInfo]:
-        """The history of a run's newest generation, from the event after number `after`. Raises RunNotFoundError."""
+    async def events(self, run_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[EventInfo]:
+        """The history of a run's newest generation, from the event after number `after`. Raises RunNotFoundError.
+
+        With `follow` it goes on until that generation is closed, looking for more every quarter of a second; between
+        two looks no read transaction is open.
+        """
         opened = await self._ready()
         run = await self._find(opened, run_id)
         while True:
@@ -442,8 +456,13 @@ class Runtime:
             for number, at, kind, step, body in page:
                 yield EventInfo(number, to_datetime(at), kind, step, body)
                 after = number
-            if len(page) < EVENTS_PAGE:
+            if len(page) == EVENTS_PAGE:
+                continue
+            # A closed run's events are all there before it is seen to be closed.
+            if not follow or run.status in CLOSED:
                 return
+            await anyio.sleep(FOLLOW_S)
+            run = await opened.store.read(queries.get_run_by_key, run.id)
 
     async def resolve(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
@@ -80,3 +81,5 @@ class OpenWait:
     name: str
     shown: Any = None
     digest: str | None = None
+    due_at: datetime | None = None
+    """When it is over by itself."""

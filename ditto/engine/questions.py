@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ditto.clock import to_datetime
 from ditto.engine.steps import shown_digest
 from ditto.errors import DefinitionError, TransitionRefusedError
 from ditto.store.records import StepRow
@@ -22,6 +23,7 @@ def open_wait(run_id: str, row: StepRow) -> OpenWait:
         name=row.key or row.path,
         shown=None if shown is None else shown.decode(),
         digest=None if shown is None else shown_digest(run_id, row.path, shown),
+        due_at=None if row.due_at is None else to_datetime(row.due_at),
     )
 
 

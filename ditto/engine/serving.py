@@ -18,7 +18,8 @@ import anyio
 from ditto.engine.ownership import Owner
 from ditto.engine.recovering import Resume, Workflows, is_driven, take_up
 from ditto.engine.steps import over_output
-from ditto.errors import StoreError, TransitionRefusedError
+from ditto.errors import StoreClosedError, StoreError, TransitionRefusedError
+from ditto.runs import Recovered
 from ditto.store import queries, transitions
 from ditto.store.records import Event, RunRow
 from ditto.store.store import Store
@@ -31,6 +32,9 @@ PAGE: Final = 100
 
 CRASHES_MAX: Final = 3
 """A run whose process died so often in a row, without any progress, is left to a person."""
+
+STOP_S: Final = 2.0
+"""How long a handler that was cut short may take to end."""
 
 logger = logging.getLogger("ditto.engine")
 
@@ -48,21 +52,38 @@ class Serving:
     wake: anyio.Event = field(default_factory=anyio.Event)
     _left: dict[int, int] = field(default_factory=dict)
     """Runs that could not be driven, and the fence they had: looked at again once somebody has moved them."""
-    _driving: set[int] = field(default_factory=set)
+    _driving: dict[int, str] = field(default_factory=dict)
+    """Runs that are under way: row id and run id."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    """Set when nothing is driven, looked at or written any more."""
+    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     async def serve(self) -> None:
         """Until the runtime is closing; runs that are under way then are drained before this returns."""
+        try:
+            with self._scope:
+                await self._serve()
+        finally:
+            self.ended.set()
+
+    async def stop(self) -> None:
+        """Cut short what is still under way, and let go of it; the store must be open for that."""
+        if not self.ended.is_set():
+            logger.warning("not ended in time, and cut short: %s", ", ".join(sorted(self._driving.values())))
+            self._scope.cancel()
+            with anyio.move_on_after(STOP_S):
+                await self.ended.wait()
+
+    async def _serve(self) -> None:
         slots = anyio.Semaphore(self.concurrency)
         async with anyio.create_task_group() as tasks:
 
             async def drive(run: RunRow) -> None:
                 try:
-                    recovered = await take_up(self.store, run, self.resume)
-                    if recovered is not None and recovered.error is not None:
-                        logger.info("run %s: %s", run.run_id, recovered.error.message)
-                        self._left[run.id] = run.fence + 1
+                    logger.info("run %s: taken up, %s %s", run.run_id, run.kind, run.workflow)
+                    self._note_end(run, await take_up(self.store, run, self.resume))
                 finally:
-                    self._driving.discard(run.id)
+                    del self._driving[run.id]
                     slots.release()
 
             while not self.is_closing():
@@ -72,7 +93,7 @@ class Serving:
                         await slots.acquire()
                         if self.is_closing():
                             return
-                        self._driving.add(run.id)
+                        self._driving[run.id] = run.run_id
                         tasks.start_soon(drive, run)
                 except StoreError as error:
                     if not error.retryable:
@@ -81,6 +102,17 @@ class Serving:
                 with anyio.move_on_after(LOOK_S):
                     await self.wake.wait()
                 self.wake = anyio.Event()
+
+    def _note_end(self, run: RunRow, recovered: Recovered | None) -> None:
+        """Tell how a run ended here; one that cannot go on is left until somebody moves it."""
+        if recovered is None:
+            logger.info("run %s: another runtime drives it", run.run_id)
+        elif recovered.error is None or isinstance(recovered.error, StoreClosedError):
+            logger.info("run %s: %s", run.run_id, recovered.status)
+        else:
+            where = "" if recovered.error.step is None else f"step {recovered.error.step}: "
+            logger.info("run %s: %s: %s%s", run.run_id, recovered.status, where, recovered.error.message)
+            self._left[run.id] = run.fence + 1
 
     async def _end_due_waits(self) -> None:
         """End the waits whose time has come; whoever drives such a run ends its waits, too, and one of both does."""
