@@ -289,15 +289,10 @@ class Graph:
         return drawn
 
     def to_mermaid(self) -> str:
-        """The DAG as a Mermaid flowchart; edges into a conditional node are dotted."""
-        ids = {name: f"n{number}" for number, name in enumerate(self.nodes)}
-        lines = ["flowchart TD"]
-        for node in self.nodes.values():
-            kind = "step" if node.type == STEP_TYPE else node.type
-            lines.append(f'    {ids[node.name]}["{node.name}<br/><small>{kind}</small>"]')
-            arrow = "-.->" if node.when else "-->"
-            lines += [f"    {ids[parent]} {arrow} {ids[node.name]}" for parent in node.after]
-        return "\n".join(lines) + "\n"
+        """The DAG as a Mermaid flowchart, with conditions, waits and effect classes; `ditto graph` draws the same."""
+        from ditto.drawing import to_mermaid
+
+        return to_mermaid(self)
 
     def _with_wait(
         self,

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from ditto import Graph, Runtime, StepContext, Waiting
-from tests.engine.scene import Gate, World, events, opened, states, status, story, told
+from tests.engine.scene import Gate, World, events, opened, states, status, story, told, wait_until
 
 pytestmark = pytest.mark.asyncio
 
@@ -38,9 +38,7 @@ async def test_d08_what_is_under_way_is_drained_before_the_store_closes(
     await interrupt(store_path, graph, "r-1", "r-2", "r-3")
     async with opened(store_path, workflows=[graph], concurrency=2) as runtime, opened(store_path) as outsider:
         serving = asyncio.create_task(runtime.serve())
-        while gate.count < 2:
-            await gate.came()
-            await asyncio.sleep(0)
+        await wait_until(lambda: gate.count == 2)
         before = await story(outsider, "r-3")
         closing = asyncio.create_task(runtime.close())
         await asyncio.sleep(0)
@@ -78,8 +76,7 @@ async def test_what_does_not_end_in_time_is_cut_short_and_let_go(
     await interrupt(store_path, send, "send")
     async with opened(store_path, workflows=[put, send], grace_s=0) as runtime, opened(store_path) as outsider:
         serving = asyncio.create_task(runtime.serve())
-        while gate.count < 2:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: gate.count == 2)
         await runtime.close()
         await serving
         assert await status(outsider, "put") == "interrupted"

@@ -301,18 +301,3 @@ def test_to_networkx_has_the_nodes_and_edges() -> None:
     assert set(drawn.edges) == {("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")}
     assert drawn.nodes["c"] == {"type": "SHOP.PRICE", "version": "2"}
     assert drawn.graph == {"name": "diamond", "version": "3"}
-
-
-def test_to_mermaid_dots_the_edges_into_conditional_nodes() -> None:
-    assert DIAMOND.to_mermaid() == (
-        "flowchart TD\n"
-        '    n0["a<br/><small>step</small>"]\n'
-        '    n1["b<br/><small>step</small>"]\n'
-        "    n0 --> n1\n"
-        '    n2["c<br/><small>SHOP.PRICE</small>"]\n'
-        "    n0 -.-> n2\n"
-        '    n3["d<br/><small>step</small>"]\n'
-        "    n1 --> n3\n"
-        "    n2 --> n3\n"
-    )
-    assert Graph("empty").to_mermaid() == "flowchart TD\n"

@@ -23,7 +23,7 @@ LAYERS = [
     ["sandbox", "config", "config_yaml"],
     ["items"],
     ["worker", "tool", "waits"],
-    ["graph", "loop", "flow", "turn"],
+    ["graph", "loop", "flow", "turn", "drawing"],
     ["runs"],
     ["store"],
     ["engine"],
