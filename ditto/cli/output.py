@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-import typer
-
-from ditto.errors import DittoError, InvalidValueError
-from ditto.runs import EventInfo, RunInfo, RunSummary, StepInfo
+from ditto.cli.advice import answer_command, next_command
+from ditto.cli.terminal import json_text, line, print_json, table
+from ditto.errors import DittoError
+from ditto.runs import Checked, EventInfo, RunInfo, RunSummary, StepInfo
+from ditto.store.schema import CLOSED
+from ditto.waits import OpenWait, Waiting, WaitKind
 
 HIDDEN = "(hidden; --data shows it)"
 
@@ -21,109 +20,112 @@ HIDDEN = "(hidden; --data shows it)"
 def print_runs(runs: Sequence[RunSummary], *, as_json: bool) -> None:
     """One run a line."""
     if as_json:
-        _print_json([asdict(run) for run in runs])
+        print_json([asdict(run) for run in runs])
         return
-    rows = [(run.run_id, run.status, run.workflow, _local(run.updated_at)) for run in runs]
-    _print_table(("RUN", "STATUS", "WORKFLOW", "UPDATED"), rows)
+    rows = [(run.run_id, run.status, run.workflow, _utc(run.updated_at)) for run in runs]
+    table(("RUN", "STATUS", "WORKFLOW", "UPDATED"), rows)
 
 
 def print_run(run: RunInfo, *, with_data: bool, as_json: bool) -> None:
-    """A run with its steps, and the command that follows."""
+    """A run with its steps, what it waits for, and the command that follows."""
     if as_json:
-        _print_json(_run_data(run, with_data=with_data))
+        print_json(_run_data(run, with_data=with_data))
         return
-    typer.echo(f"run        {run.run_id} (generation {run.generation})")
-    typer.echo(f"workflow   {run.kind} {run.workflow}, version {run.version}")
-    typer.echo(f"status     {run.status}")
-    typer.echo(f"created    {_local(run.created_at)}, updated {_local(run.updated_at)}")
+    line(f"run        {run.run_id} (generation {run.generation})")
+    line(f"workflow   {run.kind} {run.workflow}, version {run.version}")
+    line(f"status     {run.status}")
+    line(f"created    {_utc(run.created_at)}, updated {_utc(run.updated_at)}")
     if run.kind == "loop":
-        typer.echo(f"iteration  {run.iteration}")
-        if with_data:
-            typer.echo(f"state      {json.dumps(run.state, ensure_ascii=False)}")
+        line(f"iteration  {run.iteration}")
+    if run.kind != "graph" and with_data:
+        line(f"state      {json_text(run.state)}")
     if run.error is not None:
-        typer.echo(f"error      {run.error.code}: {run.error.message}")
+        line(f"error      {run.error.code}: {run.error.message}")
     rows = [
         (step.path, step.state, step.effect or "-", str(step.attempt), _step_detail(step, with_data))
         for step in run.steps
     ]
-    typer.echo("")
-    _print_table(("STEP", "STATE", "EFFECT", "ATTEMPT", "DETAIL"), rows)
+    line()
+    table(("STEP", "STATE", "EFFECT", "ATTEMPT", "DETAIL"), rows)
+    if waits := _open_waits(run):
+        line()
+        print_waits(run.run_id, waits, with_data=with_data)
     if advice := next_command(run):
-        typer.echo(f"\nnext: {advice}")
+        line()
+        line(f"next: {advice}")
 
 
-def print_event(event: EventInfo, *, as_json: bool) -> None:
+def print_waits(run_id: str, waits: Sequence[OpenWait], *, with_data: bool) -> None:
+    """Each open wait, and below it the command that answers it."""
+    line("waits for:")
+    for wait in waits:
+        line(f"  {wait.step}: {_wait_text(wait)}")
+        if wait.digest is not None:
+            line(f"      shown: {json_text(wait.shown) if with_data else HIDDEN}")
+        if answer := answer_command(run_id, wait):
+            line(f"      {answer}")
+
+
+def print_event(event: EventInfo, *, with_data: bool, as_json: bool) -> None:
     """One line; with JSON, one object a line."""
+    body = event.body
+    if isinstance(body, dict) and "value" in body and not with_data:
+        body = {**body, "value": None if as_json else HIDDEN}
     if as_json:
-        typer.echo(json.dumps(asdict(event), default=_plain, ensure_ascii=False))
+        print_json({**asdict(event), "body": body}, indent=None)
         return
-    body = "" if event.body is None else json.dumps(event.body, ensure_ascii=False)
-    typer.echo(f"{event.number:>6}  {_local(event.at)}  {event.kind:<20} {event.step or '':<24} {body}".rstrip())
+    text = "" if body is None else json_text(body)
+    line(f"{event.number:>6}  {_utc(event.at)}  {event.kind:<20} {event.step or '':<24} {text}".rstrip())
 
 
 def print_result(result: Any, *, as_json: bool) -> None:
-    """What a run came to."""
-    typer.echo(json.dumps(result, ensure_ascii=False, indent=None if as_json else 2))
+    """What a run came to, or what it waits for."""
+    if not isinstance(result, Waiting):
+        print_json(result, indent=None if as_json else 2)
+    elif as_json:
+        waits = [_wait_data(result.run_id, wait, with_data=False) for wait in result.waits]
+        print_json({"run_id": result.run_id, "status": "waiting", "waits": waits}, indent=None)
+    else:
+        print_waits(result.run_id, result.waits, with_data=False)
+
+
+def print_checked(found: Sequence[Checked], *, as_json: bool) -> None:
+    """Which runs the code can take up, and below each other one what differs."""
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    rows = [(each.run_id, each.status, f"{each.kind} {each.workflow}", _verdict(each)) for each in found]
+    if rows:
+        table(("RUN", "STATUS", "WORKFLOW", "GOES ON"), rows)
+    for each in found:
+        if each.differences:
+            line()
+            line(f"{each.run_id}:")
+        for difference in each.differences:
+            line(f"  {difference}")
+    resumable = sum(each.resumable for each in found)
+    line()
+    line(f"{resumable} of {len(found)} can be taken up by this code")
 
 
 def print_report(report: Mapping[str, Any], *, as_json: bool) -> None:
     """What `doctor` found."""
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     for name, value in report.items():
         shown = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
         if isinstance(value, list):
             shown = "; ".join(str(each) for each in value) or "none"
-        typer.echo(f"{name.replace('_', ' '):<16} {shown if shown != '' else 'none'}")
+        line(f"{name.replace('_', ' '):<16} {shown if shown != '' else 'none'}")
 
 
-def next_command(run: RunInfo) -> str | None:
-    """What a person does next with this run, as one line; None if there is nothing to do."""
-    lost = [step for step in run.steps if step.state in ("unknown", "admitted")]
-    match run.status:
-        case "unknown" if lost:
-            way = "--ask-again" if lost[0].effect == "infer" else "--committed FILE"
-            return (
-                f"run it again to ask the look-up once more, or: "
-                f"ditto resolve {run.run_id} {lost[0].path} {way} --actor … --reason …"
-            )
-        case "interrupted":
-            return f"ditto resume {run.run_id} --app module:factory"
-        case "failed" | "exhausted":
-            return "run it with on_finished='reopen' to take it up where it stopped"
-        case _:
-            return None
-
-
-def read_json(file: Path) -> Any:
-    """The JSON value in a file; `-` is standard input. Raises InvalidValueError."""
-    text = _read(file)
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidValueError(f"{file}: it holds no JSON ({error})") from None
-
-
-def read_json_or_text(file: Path) -> Any:
-    """A whole Sample, which is a JSON object with a message; else the text in the file, JSON or not."""
-    text = _read(file)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) and "message" in value else text
-
-
-def _read(file: Path) -> str:
-    try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"{file}: it cannot be read ({error})") from None
+def _verdict(checked: Checked) -> str:
+    return "yes" if checked.resumable else "no"
 
 
 def _run_data(run: RunInfo, *, with_data: bool) -> dict[str, Any]:
-    data = {name: getattr(run, name) for name in RunInfo.__slots__ if name not in ("steps", "error", "state")}
+    data = {name: getattr(run, name) for name in RunInfo.__slots__ if name not in ("steps", "error", "state", "waits")}
     data["error"] = _error_data(run.error)
     data["state"] = run.state if with_data else None
     data["steps"] = [
@@ -134,8 +136,32 @@ def _run_data(run: RunInfo, *, with_data: bool) -> dict[str, Any]:
         }
         for step in run.steps
     ]
+    data["waits"] = [_wait_data(run.run_id, wait, with_data=with_data) for wait in _open_waits(run)]
     data["next"] = next_command(run)
     return data
+
+
+def _open_waits(run: RunInfo) -> Sequence[OpenWait]:
+    """What somebody may still answer: a closed run takes no answers."""
+    return () if run.status in CLOSED else run.waits
+
+
+def _wait_data(run_id: str, wait: OpenWait, *, with_data: bool) -> dict[str, Any]:
+    shown = {"shown": wait.shown} if with_data else {"shown": None}
+    return {**asdict(wait), **shown, "answer": answer_command(run_id, wait)}
+
+
+def _wait_text(wait: OpenWait) -> str:
+    until = "" if wait.due_at is None else f" until {_utc(wait.due_at)}"
+    match wait.kind:
+        case WaitKind.SIGNAL:
+            return f"signal {wait.name}{until}"
+        case WaitKind.APPROVAL:
+            return f"approval{until}"
+        case WaitKind.CHILD:
+            return f"run {wait.name}"
+        case WaitKind.TIMER:
+            return f"time{until}"
 
 
 def _error_data(error: DittoError | None) -> dict[str, Any] | None:
@@ -149,24 +175,8 @@ def _step_detail(step: StepInfo, with_data: bool) -> str:
         return f"{step.error.code}: {step.error.message}"
     if step.output is None:
         return ""
-    return json.dumps(step.output, ensure_ascii=False) if with_data else HIDDEN
+    return json_text(step.output) if with_data else HIDDEN
 
 
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
-
-
-def _print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-def _local(at: datetime) -> str:
+def _utc(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%SZ")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from ditto.cli.main import app
+from tests.engine.commands import command, ditto, python, told_json
 from tests.processes import ROOT, Child
 
 SECRET: Final = "private-4711"
@@ -116,19 +117,6 @@ def make():
 '''
 
 
-def python(folder: Path, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'workers'}"},
-    )
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the application and a store that has a run of each kind, made by other processes."""
@@ -148,29 +136,6 @@ def shop(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
     return folder
-
-
-def ditto(*arguments: object, code: int = 0, stdin: str | None = None) -> Result:
-    """The command in this process, on the store in the current folder."""
-    result = CliRunner().invoke(app, [*map(str, arguments), "--store", "ditto.db"], input=stdin)
-    told = f"{result.exit_code}\n{result.stdout}\n{result.stderr}\n{result.exception!r}"
-    assert result.exception is None or isinstance(result.exception, SystemExit), told
-    assert result.exit_code == code, told
-    if code:
-        assert "Traceback" not in result.stderr
-    return result
-
-
-def told_json(*arguments: object) -> Any:
-    return json.loads(ditto(*arguments, "--json").stdout)
-
-
-def command(folder: Path, *arguments: object, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    done = python(folder, "-m", "ditto.cli", *arguments, stdin=stdin)
-    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def step(run_id: str, path: str) -> Any:
@@ -214,7 +179,7 @@ def test_show_hides_values_unless_they_are_asked_for(shop: Path) -> None:
         ("paid", None),
         ("lost", "ditto resolve lost pay --committed FILE"),
         ("asked", "ditto resolve asked ask --ask-again"),
-        ("torn", "on_finished='reopen'"),
+        ("torn", "ditto retry torn --app module:factory"),
         ("died", "ditto resume died --app module:factory"),
     ],
 )
