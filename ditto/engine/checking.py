@@ -35,7 +35,7 @@ class Checker:
     store: Store
     router: Router
     workflows: Workflows
-    live_status: Callable[[RunRow], RunStatus]
+    live_status: Callable[[RunRow], str]
 
     async def check(self, query: Callable[..., list[RunRow]]) -> list[Checked]:
         """One Checked for each run that `query` lists, oldest first."""
@@ -51,10 +51,10 @@ class Checker:
 
     async def _check(self, run: RunRow) -> Checked:
         status = self.live_status(run)
-        if status is RunStatus.INTERRUPTED and await self.store.read(queries.has_lost, run.id):
+        if status == RunStatus.INTERRUPTED and await self.store.read(queries.has_lost, run.id):
             status = RunStatus.UNKNOWN
         differences = await self._differences(run)
-        return Checked(run.run_id, run.workflow, run.kind, status.value, not differences, tuple(differences))
+        return Checked(run.run_id, run.workflow, run.kind, str(status), not differences, tuple(differences))
 
     async def _differences(self, run: RunRow) -> list[str]:
         match self.workflows.get((run.kind, run.workflow)):

@@ -253,7 +253,17 @@ def signature_text(name: str, function: Any) -> str:
     return f"`{name}({', '.join(shown)})`"
 
 
-_VIEWS: Final = {"EventInfo", "Health", "OpenWait", "Recovered", "RunInfo", "RunSummary", "StepInfo", "Waiting"}
+_VIEWS: Final = {
+    "Checked",
+    "EventInfo",
+    "Health",
+    "OpenWait",
+    "Recovered",
+    "RunInfo",
+    "RunSummary",
+    "StepInfo",
+    "Waiting",
+}
 
 _MADE_ELSEWHERE: Final = _VIEWS | {
     "Decision",
