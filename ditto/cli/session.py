@@ -114,9 +114,13 @@ async def _entered(runtime: Runtime, work: Callable[[Runtime], Awaitable[None]])
 
 
 async def _until_terminated(work: Awaitable[Any]) -> None:
+    loop = asyncio.get_running_loop()
     with anyio.CancelScope() as scope:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, scope.cancel)
-        await work
+        loop.add_signal_handler(signal.SIGTERM, scope.cancel)
+        try:
+            await work
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
     if scope.cancelled_caught:
         raise typer.Exit(TERMINATED)
 

@@ -69,7 +69,8 @@ class Serving:
     async def stop(self) -> None:
         """Cut short what is still under way, and let go of it; the store must be open for that."""
         if not self.ended.is_set():
-            logger.warning("not ended in time, and cut short: %s", ", ".join(sorted(self._driving.values())))
+            if self._driving:
+                logger.warning("not ended in time, and cut short: %s", ", ".join(sorted(self._driving.values())))
             self._scope.cancel()
             with anyio.move_on_after(STOP_S):
                 await self.ended.wait()

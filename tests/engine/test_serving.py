@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,9 @@ async def test_followed_events_come_in_order_once_until_the_run_is_closed(
         following = asyncio.create_task(follow(reader))
         await waits.wait()
         assert not following.done()
+        with closing(sqlite3.connect(store_path, isolation_level=None)) as db:
+            [busy, *_] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            assert busy == 0, "whoever follows holds no snapshot"
         await runtime.signal("r", "go")
         await runtime.run(graph, id="r")
         await following
