@@ -35,7 +35,7 @@ def to_mermaid(workflow: Graph | Loop | Flow) -> str:
 
 def to_data(workflow: Graph | Loop | Flow) -> dict[str, Any]:
     """The same as JSON data: `kind`, `name`, `version`, and what belongs to the kind."""
-    data = {"kind": type(workflow).__name__.lower(), "name": workflow.name, "version": workflow.version}
+    data = {"kind": workflow.kind, "name": workflow.name, "version": workflow.version}
     match workflow:
         case Graph():
             return {**data, "nodes": [_node_data(node) for node in workflow.nodes.values()]}

@@ -14,6 +14,7 @@ from ditto.engine.changes import list_differences
 from ditto.engine.flows import GRAPH, LOOP
 from ditto.engine.recovering import Workflows
 from ditto.engine.routing import Router, is_built_in
+from ditto.engine.turns import TurnFlow
 from ditto.errors import DefinitionError
 from ditto.flow import Flow
 from ditto.graph import Graph
@@ -68,6 +69,8 @@ class Checker:
                 return await self._flow_differences(run, flow)
 
     def _missing(self, run: RunRow) -> str:
+        if run.kind == TurnFlow.kind:
+            return "a turn is no workflow that is registered: it goes on when its agent is asked for it again"
         others = [kind for kind, name in self.workflows if name == run.workflow]
         hint = f"; that name is registered for a {others[0]}" if others else ""
         return f"{run.kind} {run.workflow} is not registered{hint}"

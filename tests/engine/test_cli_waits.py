@@ -11,7 +11,7 @@ import anyio
 import pytest
 from typer.testing import Result
 
-from ditto import DittoError, Flow, FlowContext, Graph, create_ditto
+from ditto import DittoError, Flow, FlowContext, Graph, Turn, TurnContext, create_ditto
 from tests.engine import reviews
 from tests.engine.commands import ditto, told_json
 from tests.engine.reviews import FLOW, LOOP, NAP, PAID, PRIVATE, REVIEWED, THREE, park
@@ -274,6 +274,24 @@ def test_f07_check_lists_every_run_that_a_release_would_strand() -> None:
     assert "\nouter:\n  flow outer is not registered\n" in told
     assert told.endswith("\n2 of 5 can be taken up by this code\n")
     assert {status(run_id) for run_id in ("reviewed-1", "reviewed-2", "paid", "outer")} == {"waiting"}
+
+
+def test_a_turn_is_left_to_its_agent() -> None:
+    turn = Turn("report", "thread-1", "turn-1", "tiny/1")
+
+    async def broken(ctx: TurnContext) -> None:
+        raise ValueError("broken")
+
+    async def ask() -> None:
+        async with create_ditto(store="ditto.db") as runtime:
+            with pytest.raises(DittoError, match="broken"):
+                await runtime.turn(turn, broken)
+
+    anyio.run(ask)
+    assert told_json("show", turn.run_id)["next"] == "ask its agent again for this turn"
+    [found] = told_json("check", "--failed-runs", *APP, code=4)
+    assert (found["kind"], found["resumable"]) == ("turn", False)
+    assert "when its agent is asked for it again" in found["differences"][0]
 
 
 def test_check_asks_for_the_runs_that_are_meant() -> None:
