@@ -178,6 +178,9 @@ class StoreConfig(_Section):
     busy_timeout_s: Annotated[float, Field(gt=0, le=HOUR_S)] = 10.0
     """How long another process's lock is waited for, in seconds; up to an hour."""
 
+    receipts: bool = True
+    """Whether the outcomes of effects, of model calls and of decisions get signed receipts."""
+
 
 class ContextWorkerConfig(_Section):
     """Bounds of the context worker."""

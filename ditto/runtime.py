@@ -22,6 +22,7 @@ import uuid_utils
 from ditto.clock import Clock, to_datetime
 from ditto.config import Config
 from ditto.engine import opening
+from ditto.engine.certifying import certify_approval, certify_resolution
 from ditto.engine.checking import Checker
 from ditto.engine.drive import Drive
 from ditto.engine.executor import Engine, GraphResult, run_graph
@@ -464,6 +465,20 @@ class Runtime:
             await anyio.sleep(FOLLOW_S)
             run = await opened.store.read(queries.get_run_by_key, run.id)
 
+    async def receipts(self, run_id: str | None = None, after: int = 0) -> AsyncIterator[str]:
+        """The signed receipts of all generations of a run, or of the whole store, in the order of their chain: each
+        one's original line, from the one after number `after`. Raises RunNotFoundError."""
+        opened = await self._ready()
+        if run_id is not None:
+            await self._find(opened, run_id)
+        while True:
+            page = await opened.store.read(queries.list_receipts, run_id, after, EVENTS_PAGE)
+            for number, line in page:
+                yield line
+                after = number
+            if len(page) < EVENTS_PAGE:
+                return
+
     async def resolve(
         self,
         run_id: str,
@@ -505,10 +520,14 @@ class Runtime:
         if row.state is StepState.ADMITTED and alive and (run.owner != opened.owner.id or run_id in opened.active):
             raise RunBusyError(f"run {run_id}: step {step} is being attempted right now; wait for it", run_id=run_id)
         resolution = decide_resolution(decision, row, opened.store.encode, opened.store.redact)
+        receipt = None
+        if opened.store.certifies:
+            opened.store.open_chain()
+            receipt = certify_resolution(run, row, decision, opened.store.redact, resolution.output)
         seen = Seen(row.state, row.attempt)
         await opened.store.commit(
             lambda tx: transitions.resolve_step(
-                tx, run.id, step, seen, resolution.state, resolution.output, resolution.error, resolution.event
+                tx, run.id, step, seen, resolution.state, resolution.output, resolution.error, resolution.event, receipt
             )
         )
 
@@ -571,9 +590,13 @@ class Runtime:
         }
         output = opened.store.encode(made, "the decision")
         event = Event("approval_decided", question.path, {name: made[name] for name in ("decision", "actor", "digest")})
+        receipt = None
+        if opened.store.certifies:
+            opened.store.open_chain()
+            receipt = certify_approval(run, question, made, output)
         try:
             await opened.store.commit(
-                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event)
+                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event, receipt)
             )
         except TransitionRefusedError:
             find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
@@ -821,6 +844,7 @@ class Runtime:
             redactor=redactor,
             clock=self._clock,
             value_max_bytes=self.config.runtime.value_max_bytes,
+            receipts=self.config.store.receipts,
         )
         engine = Engine(self.config, self.sandbox, router)
         try:

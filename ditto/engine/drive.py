@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio
 import anyio.lowlevel
 
+from ditto.engine.certifying import as_late
 from ditto.engine.halt import Halt
 from ditto.errors import (
     DittoError,
@@ -46,6 +47,7 @@ from ditto.worker import Action, as_data
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from ditto.receipts.body import Draft
     from ditto.store.records import RunRow
     from ditto.store.store import Store
 
@@ -275,14 +277,26 @@ class Drive:
             self._tell_late(path, attempt, value=value)
 
     async def note_late(
-        self, path: str, attempt: int, *, value: Stored | None = None, error: str | None = None
+        self,
+        path: str,
+        attempt: int,
+        *,
+        value: Stored | None = None,
+        error: str | None = None,
+        receipt: Draft | None = None,
     ) -> None:
         """Keep an outcome that came too late to be one, for a person to look at, whoever drives the run now."""
-        if (told := self._tell_late(path, attempt, value=value, error=error)) is not None:
+        if (told := self._tell_late(path, attempt, value=value, error=error, receipt=receipt)) is not None:
             await asyncio.wait([told])
 
     def _tell_late(
-        self, path: str, attempt: int, *, value: Stored | None = None, error: str | None = None
+        self,
+        path: str,
+        attempt: int,
+        *,
+        value: Stored | None = None,
+        error: str | None = None,
+        receipt: Draft | None = None,
     ) -> Durable | None:
         body: dict[str, Any] = {"attempt": attempt}
         if value is not None:
@@ -291,7 +305,7 @@ class Drive:
             body["error"] = self.store.redact(error)
         event = Event("step_returned_late", path, body)
         try:
-            return self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value))
+            return self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value, receipt))
         except StoreClosedError:
             logger.warning("step %s of run %s returned after the runtime was closed", path, self.fence.run_id)
             return None
@@ -397,7 +411,7 @@ class Drive:
         """
         moves = [] if held is None else held.moves
         for row, _, _ in moves:
-            self._tell_late(row.path, row.attempt, value=row.output, error=row.error)
+            self._tell_late(row.path, row.attempt, value=row.output, error=row.error, receipt=as_late(row.receipt))
         if refused.step is None or refused.step not in {row.path for row, _, _ in moves}:
             return None
         moved = StepError(

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
 from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
+from ditto.engine.certifying import ASK_AGAIN, CANCELLED, LOOKUP, Subject, as_late, certify_attempt, subject_of
 from ditto.engine.outcomes import (
     Completed,
     Cut,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from ditto.engine.drive import Drive
     from ditto.engine.executor import Engine
     from ditto.engine.halt import Halt
+    from ditto.receipts.body import Draft
 
 logger = logging.getLogger("ditto.engine")
 
@@ -131,6 +133,9 @@ class Step:
         self.arguments: State | None = None
         """What is recorded with an admission."""
         self.resent = False
+        self.settled_by: str | None = None
+        """What settles the outcome of the attempt, if it is not its own end."""
+        self._subject: Subject | None = None
 
     async def run(self, values: Values, *, skip: bool, end: RunEnd | None) -> StepEnd:
         """Bring the step to its end. `end`, the run's own, is committed with a value of the step, and only then.
@@ -149,6 +154,8 @@ class Step:
             return await self._fail_before(error)
         if action is None:
             return await self._skip()
+        if action.effect.admitted:
+            self.drive.store.open_chain()
         try:
             resources = await self.route.open_resources()
         except Exception as error:  # noqa: BLE001 - the worker's own factory raised
@@ -317,13 +324,14 @@ class Step:
     async def _admit(self, action: Action) -> None:
         """The last durable act before the attempt. A cancellation that comes with it finds nothing attempted."""
         row = self._new_row(StepState.ADMITTED, effect=action.effect, key=self._key(action), arguments=self.arguments)
+        self.settled_by = None
         body = {"attempt": self.attempt, "key": row.key}
         try:
             await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
         except asyncio.CancelledError:
             if self.drive.rows.get(self.path) is row:
                 self.row = row
-                not_made = self._not_made("the caller was cancelled before the attempt")
+                not_made = self._not_made("the caller was cancelled before the attempt", CANCELLED)
                 await self._shielded(self._commit(not_made, action, None))
             raise
         row.admitted_at = self.drive.store.clock.now_us()
@@ -374,15 +382,19 @@ class Step:
         """What is known of a lost outcome: the look-up's answer, the policy for model calls, or nothing."""
         if action.effect is EffectClass.INFER:
             if self.engine.config.runtime.on_unknown_model_call == "ask_again":
+                self.settled_by = ASK_AGAIN
                 return _Resend("by policy, a model call with no recorded answer is asked again")
             return unknown
         if action.lookup is None:
             return unknown
         try:
-            return await self._look_up(action, resources, unknown)
+            found = await self._look_up(action, resources, unknown)
         except asyncio.CancelledError:
             await self._shielded(self._commit(unknown, action, None))
             raise
+        if not isinstance(found, Unknown):
+            self.settled_by = LOOKUP
+        return found
 
     async def _look_up(self, action: Action, resources: Any, unknown: Unknown) -> Outcome | _Resend:
         reason = unknown.reason
@@ -441,14 +453,20 @@ class Step:
         try:
             return await self._commit_outcome(outcome, action, end)
         except (TransitionRefusedError, RunBusyError, RunCancelledError):
-            match outcome:
-                case Completed(output):
-                    await self.drive.note_late(self.path, self.attempt, value=output)
-                case Failed(error) | Refused(error):
-                    await self.drive.note_late(self.path, self.attempt, error=f"{error.type}: {error.message}")
-                case Unknown(reason):
-                    await self.drive.note_late(self.path, self.attempt, error=f"its outcome is unknown: {reason}")
+            await self._note_late(outcome)
             raise
+
+    async def _note_late(self, outcome: Outcome) -> None:
+        note = partial(self.drive.note_late, self.path, self.attempt)
+        match outcome:
+            case Completed(output):
+                await note(value=output, receipt=as_late(self._receipt(StepState.COMPLETED, output)))
+            case Failed(error) | Refused(error):
+                receipt = as_late(self._receipt(StepState.FAILED, error=error))
+                await note(error=f"{error.type}: {error.message}", receipt=receipt)
+            case Unknown(reason):
+                receipt = as_late(self._receipt(StepState.UNKNOWN))
+                await note(error=f"its outcome is unknown: {reason}", receipt=receipt)
 
     async def _commit_outcome(self, outcome: Outcome, action: Action, end: RunEnd | None) -> StepEnd:
         match outcome:
@@ -459,12 +477,12 @@ class Step:
             case Failed():
                 return await self._commit_failure(outcome)
             case Refused(error, cause):
-                row = self._new_row(self.refused, like=self.row, error=error.to_text())
+                row = self._new_row(self.refused, like=self.row, error=error)
                 await self._record(row, Event("step_refused", self.path, _error_body(error, self.attempt)))
                 return Failed(error, cause)
             case Unknown(reason):
                 error = ErrorRecord("StepError", "Unknown", reason, "outcome.unknown", step=self.path)
-                row = self._new_row(StepState.UNKNOWN, like=self.row, error=error.to_text())
+                row = self._new_row(StepState.UNKNOWN, like=self.row, error=error)
                 await self._record(row, Event("step_unknown", self.path, _error_body(error, self.attempt)))
                 return outcome
             case Cut():
@@ -475,7 +493,7 @@ class Step:
     ) -> StepEnd:
         body = {"attempt": self.attempt} if self.attempt > 1 else None
         event = Event("step_completed", self.path, body if error is None else _error_body(error, self.attempt))
-        row = self._new_row(StepState.COMPLETED, like=self.row, effect=action.effect, output=output)
+        row = self._new_row(StepState.COMPLETED, like=self.row, effect=action.effect, output=output, stands_for=error)
         if action.record is not None:
             return await self._commit_with_part(row, event, action, end)
         if action.effect.held and self.row is None and end is None:
@@ -513,7 +531,7 @@ class Step:
         return await self._commit_failure(Failed(record, error, kept=row.output))
 
     async def _commit_failure(self, failed: Failed) -> Failed:
-        row = self._new_row(StepState.FAILED, like=self.row, output=failed.kept, error=failed.error.to_text())
+        row = self._new_row(StepState.FAILED, like=self.row, output=failed.kept, error=failed.error)
         await self._record(row, Event("step_failed", self.path, _error_body(failed.error, max(self.attempt, 1))))
         return failed
 
@@ -522,7 +540,7 @@ class Step:
         body = {**_error_body(outcome.error, self.attempt), "delay_s": round(delay_s, 3)}
         event = Event("step_retrying", self.path, body)
         if isinstance(outcome, Refused):
-            await self._record(self._new_row(StepState.REFUSED, like=self.row, error=outcome.error.to_text()), event)
+            await self._record(self._new_row(StepState.REFUSED, like=self.row, error=outcome.error), event)
         else:
             self.drive.hold_event(event)
 
@@ -587,9 +605,13 @@ class Step:
         key: str | None = None,
         arguments: State | None = None,
         output: Stored | None = None,
-        error: str | None = None,
+        error: ErrorRecord | None = None,
+        stands_for: ErrorRecord | None = None,
     ) -> StepRow:
-        """The step's row in a new state. What an admission recorded stays with it."""
+        """The step's row in a new state. What an admission recorded stays with it.
+
+        `stands_for` is the failure that the worker made the output of.
+        """
         return StepRow(
             path=self.path,
             type=self.node.type,
@@ -601,8 +623,22 @@ class Step:
             key=like.key if like is not None and key is None else key,
             arguments=like.arguments if like is not None and arguments is None else arguments,
             output=output,
-            error=error,
+            error=None if error is None else error.to_text(),
             admitted_at=None if like is None else like.admitted_at,
+            receipt=self._receipt(state, output, error or stands_for),
+        )
+
+    def _receipt(
+        self, state: StepState, output: Stored | None = None, error: ErrorRecord | None = None
+    ) -> Draft | None:
+        """What is certified when the step moves to this state: the outcome of an attempt that had none."""
+        row = self.row
+        if row is None or not is_lost(row) or not self.drive.store.certifies:
+            return None
+        if self._subject is None:
+            self._subject = subject_of(row.type, row.effect, row.arguments)
+        return certify_attempt(
+            self.drive.run, row, self._subject, state, output=output, error=error, by=self.settled_by
         )
 
     def _seen(self) -> Seen | None:
@@ -639,8 +675,8 @@ class Step:
     def _decide(self, action: Action, end: End) -> Outcome:
         return decide(action, end, self.path, self.drive.store.encode, self._redact)
 
-    def _not_made(self, reason: str) -> Refused:
-        return Refused(record_error(EffectNotMade(reason, retryable=True), self.path, self._redact))
+    def _not_made(self, reason: str, code: str | None = None) -> Refused:
+        return Refused(record_error(EffectNotMade(reason, code=code, retryable=True), self.path, self._redact))
 
     def _redact(self, text: str) -> str:
         return self.drive.store.redact(text)

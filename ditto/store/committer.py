@@ -30,6 +30,7 @@ from typing import Any, Final, TypeAlias
 from ditto.clock import Clock
 from ditto.errors import StoreClosedError, StoreError, TransitionRefusedError
 from ditto.store import statements as sql
+from ditto.store.chain import Chain
 from ditto.store.connection import Driver, Location, connect
 from ditto.store.faults import store_error
 from ditto.store.transitions import Transaction
@@ -106,6 +107,8 @@ class Committer:
         self._taken: deque[Unit] = deque()
         """Units out of the inbox that are not applied yet; for the thread alone."""
         self._db: Driver | None = connect(location)
+        self.chain: Chain | None = None
+        """Where receipts are written; None until the store's key is needed."""
         self.on_outside_write: Callable[[], None] | None = None
         """Called on the event loop when another process has written; None: nobody wants to know."""
         self._outside_version = -1
@@ -250,7 +253,7 @@ class Committer:
     def _apply(self, batch: list[Unit]) -> None:
         """One transaction. Raises what it meets; the caller rolls back."""
         db = self._begin()
-        tx = Transaction(db, self._clock.now_us())
+        tx = Transaction(db, self._clock.now_us(), self.chain)
         for unit in batch:
             if unit.after is not None and unit.after.lost is not None:
                 self._lose(unit, unit.after.lost)

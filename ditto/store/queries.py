@@ -13,7 +13,7 @@ from ditto.errors import RunNotFoundError, StoreDamagedError
 from ditto.items import Items
 from ditto.store import statements as sql
 from ditto.store.records import RunRow, StepRow, check_row, kinds_of
-from ditto.store.schema import StepState, steps
+from ditto.store.schema import StepState, receipts, steps
 from ditto.store.transitions import EVENT_ID_SHIFT
 from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode
 
@@ -25,6 +25,7 @@ _SHAPE_KINDS: Final = kinds_of(steps.c[name] for name in sql.SHAPE_COLUMNS)
 
 _AFTER_ALL_PATHS: Final = "\x7f"
 """Paths are of letters, digits and `_ . : - /`."""
+_RECEIPT_KINDS: Final = kinds_of([receipts.c.id, receipts.c.line])
 
 _AFTER_SLASH: Final = "0"
 """The character after `/`: paths below `p/` are those from `p/` up to, not including, `p0`."""
@@ -125,6 +126,22 @@ def list_events(
         (number - base, at, kind, step, None if body is None else decode(body))
         for number, at, kind, step, body in rows.fetchall()
     ]
+
+
+def has_receipts(db: sqlite3.Connection) -> bool:
+    """Whether the chain of receipts has begun."""
+    return sql.GET_TIP(db).fetchone() is not None
+
+
+def list_receipts(db: sqlite3.Connection, run_id: str | None, after: int, limit: int) -> list[tuple[int, str]]:
+    """Up to `limit` receipts with a number above `after`, of all generations of a run, or all: (number, line)."""
+    if run_id is None:
+        rows = sql.LIST_RECEIPTS(db, b_after=after, b_limit=limit).fetchall()
+    else:
+        rows = sql.LIST_RUN_RECEIPTS(db, b_run_id=run_id, b_after=after, b_limit=limit).fetchall()
+    for row in rows:
+        check_row(row, _RECEIPT_KINDS, f"ditto_receipts, row {row[0]}")
+    return [(number, line) for number, line in rows]
 
 
 def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Column, Text
 
 from ditto.errors import StoreDamagedError
+from ditto.receipts.body import Draft
 from ditto.store.schema import RunStatus, StepState, runs
 from ditto.store.values import State, Stored
 
@@ -111,6 +112,8 @@ class StepRow:
     """When a waiting step is over by itself."""
     progress: State | None = None
     """The state of an open Loop inside a Flow."""
+    receipt: Draft | None = None
+    """What is certified with the change that leads to this row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sqlalchemy import (
     or_,
 )
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 6
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
@@ -171,6 +171,18 @@ lists = Table(
     Column("length", Integer, nullable=False),
     Column("added", Text, nullable=False),
 )
+
+receipts = Table(
+    "ditto_receipts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", Integer, ForeignKey(runs.c.id), nullable=False),
+    Column("step", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("hash", Text, nullable=False),
+    Column("line", Text, nullable=False),
+)
+Index("ditto_receipts_run", receipts.c.run)
 
 meta = Table(
     "ditto_meta",

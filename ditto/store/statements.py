@@ -23,6 +23,7 @@ from ditto.store.schema import (
     events,
     lists,
     meta,
+    receipts,
     runs,
     signals,
     steps,
@@ -439,6 +440,34 @@ INSERT_LIST: Final = Statement(
     insert(lists).values(base=bindparam("base"), length=bindparam("length"), added=bindparam("added"))
 )
 GET_LIST: Final = Statement(select(lists.c.base, lists.c.added).where(lists.c.id == bindparam("b_id")))
+INSERT_RECEIPT: Final = Statement(insert(receipts).values({c.name: bindparam(c.name) for c in receipts.columns}))
+GET_TIP: Final = Statement(select(receipts.c.id, receipts.c.hash).order_by(receipts.c.id.desc()).limit(1))
+LIST_RECEIPTS: Final = Statement(
+    select(receipts.c.id, receipts.c.line)
+    .where(receipts.c.id > bindparam("b_after"))
+    .order_by(receipts.c.id)
+    .limit(bindparam("b_limit"))
+)
+LIST_RUN_RECEIPTS: Final = Statement(
+    select(receipts.c.id, receipts.c.line)
+    .where(
+        receipts.c.run.in_(select(runs.c.id).where(runs.c.run_id == bindparam("b_run_id"))),
+        receipts.c.id > bindparam("b_after"),
+    )
+    .order_by(receipts.c.id)
+    .limit(bindparam("b_limit"))
+)
+IS_UNDER_WAY: Final = Statement(
+    select(steps.c.id)
+    .join_from(steps, runs, steps.c.run == runs.c.id)
+    .where(
+        steps.c.run == bindparam("b_run"),
+        steps.c.path == bindparam("b_path"),
+        steps.c.state == StepState.ADMITTED.value,
+        steps.c.attempt == bindparam("b_attempt"),
+        runs.c.status == RunStatus.CANCELLED.value,
+    )
+)
 GET_META: Final = Statement(select(meta.c.value).where(meta.c.name == bindparam("b_name")))
 MOVE_META: Final = Statement(update(meta).where(meta.c.name == bindparam("b_name")).values(value=bindparam("n_value")))
 SET_META: Final = Statement(insert(meta).values(name=bindparam("name"), value=bindparam("value")))

@@ -11,9 +11,10 @@ from ditto.clock import Clock
 from ditto.errors import StoreClosedError
 from ditto.items import Items
 from ditto.secrets import Redactor
-from ditto.store import values
+from ditto.store import queries, values
+from ditto.store.chain import Chain
 from ditto.store.committer import Committer, Durable, Transition, Unit
-from ditto.store.connection import Location, open_store
+from ditto.store.connection import Location, driver_errors, open_store
 from ditto.store.local import LocalConnections
 from ditto.store.reader import Reader
 from ditto.store.values import Growing, State, Stored
@@ -24,16 +25,22 @@ T = TypeVar("T")
 class Store:
     """Open from construction to `close`. Belongs to the event loop and the process that opened it."""
 
-    def __init__(self, location: Location, *, redactor: Redactor, clock: Clock, value_max_bytes: int) -> None:
+    def __init__(
+        self, location: Location, *, redactor: Redactor, clock: Clock, value_max_bytes: int, receipts: bool = True
+    ) -> None:
         self.id = open_store(location)
         self.location = location
         self.clock = clock
+        self.certifies = receipts
+        """Whether outcomes of effects get receipts."""
         self.local = LocalConnections()
         self._redactor = redactor
         self._value_max_bytes = value_max_bytes
         self._process = os.getpid()
         self._committer = Committer(location, clock)
         try:
+            with driver_errors(location.path):
+                self._has_receipts = queries.has_receipts(self._committer.driver)
             self._reader = Reader(location)
         except BaseException:
             self._committer.driver.close()
@@ -93,6 +100,18 @@ class Store:
         """Apply transitions in one transaction; the future has the last one's result once it is on disk. See Unit."""
         self._refuse_fork()
         return self._committer.submit(Unit(transitions, tuple(points), alone=alone, kept=kept, after=after))
+
+    def open_chain(self) -> None:
+        """Have the key for receipts ready, before the first thing that gets one; afterwards it costs nothing.
+
+        The key is made if the store has neither a key nor receipts. Raises StoreError (`store.key`).
+        """
+        if not self.certifies or self._committer.chain is not None:
+            return
+        from ditto.receipts.signing import open_signer
+
+        signer = open_signer(self.location.path, may_create=not self._has_receipts)
+        self._committer.chain = Chain(self.id, signer)
 
     def watch(self, tell: Callable[[], None] | None) -> None:
         """Call `tell` on the event loop whenever another process has written to the file; None stops that."""

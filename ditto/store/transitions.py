@@ -26,7 +26,9 @@ from typing import Final
 
 from ditto.errors import TransitionRefusedError
 from ditto.items import Items, Kept
+from ditto.receipts.body import Draft
 from ditto.store import statements as sql
+from ditto.store.chain import Chain, Tip
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import CLOSED, REOPENABLE, RunStatus, StepState
 from ditto.store.values import GROWING, Growing, Stored, digest, store_text
@@ -38,11 +40,13 @@ EVENT_ID_SHIFT: Final = 32
 class Transaction:
     """One open transaction: the driver's connection, its time, and a mark by which a lost COMMIT can be found."""
 
-    __slots__ = ("after_commit", "at", "db", "mark")
+    __slots__ = ("_chain", "_tip", "after_commit", "at", "db", "mark")
 
-    def __init__(self, db: sqlite3.Connection, at: int) -> None:
+    def __init__(self, db: sqlite3.Connection, at: int, chain: Chain | None = None) -> None:
         self.db = db
         self.at = at
+        self._chain = chain
+        self._tip: Tip | None = None
         self.mark: int | None = None
         """The id of the first event written: it exists, with this time, if and only if the transaction committed."""
         self.after_commit: list[Callable[[], None]] = []
@@ -100,6 +104,12 @@ class Transaction:
             sql.INSERT_EVENT(
                 self.db, id=number + offset, at=self.at, kind=event.kind, step=event.step, body=event.body_text()
             )
+
+    def certify(self, run: int, draft: Draft | None) -> None:
+        """Add a receipt to the chain; None where there is nothing to certify."""
+        if draft is not None:
+            assert self._chain is not None, "the chain is opened before anything that it certifies"
+            self._tip = self._chain.append(self.db, self.at, run, draft, self._tip)
 
 
 def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
@@ -294,7 +304,15 @@ def send_signal(tx: Transaction, run: int, name: str, signal_id: str, body: Stor
     return True
 
 
-def settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stored, event: Event) -> None:
+def settle_wait(
+    tx: Transaction,
+    run: int,
+    path: str,
+    attempt: int,
+    output: Stored,
+    event: Event,
+    receipt: Draft | None = None,
+) -> None:
     """A decision, or a time that has come, ends a wait. Guard: the step still waits.
 
     So exactly one of several deciders, timers and signals ends it. A run that waited may go on.
@@ -302,6 +320,7 @@ def settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stor
     _settle_wait(tx, run, path, attempt, output)
     sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
     tx.tell(run, (event,))
+    tx.certify(run, receipt)
 
 
 def _settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Stored) -> None:
@@ -323,7 +342,7 @@ def signal_output(body: str, actor: str, at: int) -> str:
 def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: Sequence[Event]) -> None:
     """A step that has a row moves on: the outcome of an admitted attempt, a new admission, a look-up's answer.
 
-    Guard: the step's state and attempt are the ones seen, and the fence.
+    Guard: the step's state and attempt are the ones seen, and the fence. Its receipt is written with it.
     """
     moved = sql.MOVE_STEP(
         tx.db,
@@ -359,6 +378,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
     tx.keep(row.output)
     sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
     tx.tell(fence.run, events)
+    tx.certify(fence.run, row.receipt)
 
 
 def release_run(tx: Transaction, fence: Fence, end: RunEnd) -> None:
@@ -385,6 +405,7 @@ def resolve_step(
     output: Stored | None,
     error: str | None,
     event: Event,
+    receipt: Draft | None = None,
 ) -> None:
     """A person's decision on a step whose outcome is lost. Guard: the state and attempt it was decided on.
 
@@ -410,6 +431,7 @@ def resolve_step(
     sql.SETTLE_STATUS(tx.db, b_run=run, b_status=(RunStatus.UNKNOWN if lost else RunStatus.INTERRUPTED).value)
     sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
     tx.tell(run, (event,))
+    tx.certify(run, receipt)
 
 
 def cancel_run(tx: Transaction, run: int, event: Event) -> None:
@@ -420,13 +442,26 @@ def cancel_run(tx: Transaction, run: int, event: Event) -> None:
     tx.tell(run, (event,))
 
 
-def note_event(tx: Transaction, run: int, event: Event, value: Stored | None = None) -> None:
-    """A line of history that changes no state, for example a result that came too late. Guard: the run exists."""
+def note_event(
+    tx: Transaction, run: int, event: Event, value: Stored | None = None, receipt: Draft | None = None
+) -> None:
+    """A line of history that changes no state, for example a result that came too late. Guard: the run exists.
+
+    `receipt` is for an attempt that was under way when its run was cancelled: no transition will ever settle it. Where
+    somebody else settles it, theirs counts.
+    """
     noted = sql.COUNT_EVENTS(tx.db, b_run=run, b_events=1, b_at=tx.at)
     if noted.rowcount != 1:
         raise TransitionRefusedError("note_event", "no such run")
     tx.keep(value)
     tx.tell(run, (event,))
+    if receipt is not None and _was_cancelled_under_way(tx, run, receipt):
+        tx.certify(run, receipt)
+
+
+def _was_cancelled_under_way(tx: Transaction, run: int, receipt: Draft) -> bool:
+    found = sql.IS_UNDER_WAY(tx.db, b_run=run, b_path=receipt.step, b_attempt=receipt.attempt)
+    return found.fetchone() is not None
 
 
 def _fenced(fence: Fence) -> dict[str, int | str]:

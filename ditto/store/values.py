@@ -58,6 +58,11 @@ class Stored:
         """The digest of a value that is stored by reference."""
         return bytes.fromhex(self.column[1:])
 
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the stored bytes, 64 hex digits."""
+        return self.column[1:] if self.by_reference else digest(self.body)
+
     def decode(self) -> Any:
         """The value, made anew on every call, so that no two readers share it."""
         return decode(self.body)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.crash.conftest import Case, Nursery
 from tests.crash.flow import ROUNDS, RUN
+from tests.receipts.chains import certified
 
 WORKFLOWS = ["graph", "loop"]
 
@@ -73,6 +74,10 @@ def check(case: Case, kills: int, note: str) -> None:
     assert [kind for _, kind in events].count("run_completed") == 1, note
     assert {state for (state,) in case.rows("SELECT state FROM ditto_steps")} <= {"completed", "skipped"}, note
     assert case.rows("SELECT run_id, generation, status, owner FROM ditto_runs") == [(RUN, 1, "completed", None)], note
+    # One whole chain of receipts, in which the last attempt of each effect ends with the outcome that is recorded.
+    last = {receipt["step"]: (receipt["attempt"], receipt["outcome"]) for receipt in certified(case.store)}
+    effects = case.rows("SELECT path, attempt FROM ditto_steps WHERE effect IN ('write', 'infer')")
+    assert last == {path: (attempt, "allow") for path, attempt in effects}, note
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)

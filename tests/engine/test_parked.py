@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ async def park(path: Path, number: int) -> None:
         for first in range(0, number, 500):
             async with anyio.create_task_group() as tasks:
                 for at in range(first, min(first + 500, number)):
-                    tasks.start_soon(lambda at=at: runtime.run(PARKED, id=f"run-{at}", on_wait="return"))
+                    tasks.start_soon(partial(runtime.run, PARKED, id=f"run-{at}", on_wait="return"))
 
 
 async def serve_and_wake_one(path: Path, looks: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -160,6 +160,8 @@ async def use_everything(path: Path, where: str) -> None:
                 lambda: runtime.get("loop"),
                 lambda: drain(runtime.events("graph")),
                 lambda: drain(runtime.events("loop")),
+                lambda: drain(runtime.receipts()),
+                lambda: drain(runtime.receipts("graph")),
                 lambda: runtime.run(GRAPH, {"a": 1}, id="graph"),
                 lambda: runtime.run(GRAPH, {"a": 1}, id="graph", on_finished="reopen"),
                 lambda: runtime.loop(LOOP, {"n": 0, "found": []}, id="loop"),

@@ -244,7 +244,7 @@ def test_the_walk_meets_every_leaf() -> None:
         "sandbox.read[0]",
         "workers.infer.concurrency",
     } < set(FIELDS)
-    assert len(FIELDS) == 29
+    assert len(FIELDS) == 30
 
 
 @pytest.mark.parametrize("value", ["${NOPE}", "prefix-${NOPE}-hunter2", "${NOPE:-hunter2}", "$${NOPE}"])

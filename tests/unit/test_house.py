@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # From low to high. A module may import its own layer and the ones above it in this list, never one below.
 LAYERS = [
     ["errors", "clock"],
-    ["complaints", "secrets", "effects", "signatures", "contracts"],
+    ["complaints", "secrets", "effects", "signatures", "contracts", "receipts"],
     ["sandbox", "config", "config_yaml"],
     ["items"],
     ["worker", "tool", "waits"],
@@ -165,7 +165,8 @@ import importlib, threading
 for name in {modules!r}:
     importlib.import_module(name)
 loaded = {{name.split(".")[0] for name in sys.modules}}
-heavy = sorted(loaded & {{"sqlalchemy", "networkx", "httpx", "alembic", "starlette", "uvicorn"}})
+heavy = {{"sqlalchemy", "networkx", "httpx", "alembic", "starlette", "uvicorn", "cryptography", "rfc8785"}}
+heavy = sorted(loaded & heavy)
 print(json.dumps({{"opened": opened, "heavy": heavy, "threads": threading.active_count()}}))
 """
 
