@@ -60,7 +60,7 @@ from ditto.loop import Loop
 from ditto.runs import Checked, EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
-from ditto.turn import ModelRequest, Turn, TurnContext, TurnFunction
+from ditto.turn import ModelRequest, ReceiptEvent, ReceiptSink, Turn, TurnContext, TurnFunction
 from ditto.waits import OpenWait, Waiting, WaitKind
 from ditto.worker import Action, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
 
@@ -93,6 +93,8 @@ __all__ = [
     "TurnContext",
     "Turn",
     "ModelRequest",
+    "ReceiptEvent",
+    "ReceiptSink",
     "FlowContext",
     "Graph",
     "Health",

@@ -63,7 +63,7 @@ from ditto.store.connection import Location
 from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import CLOSED, SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
-from ditto.turn import Turn, TurnFunction
+from ditto.turn import ReceiptSink, Turn, TurnFunction
 from ditto.waits import ON_WAIT, OnWait, Waiting
 from ditto.worker import Worker
 
@@ -275,12 +275,15 @@ class Runtime:
         self._check_iterations(loop)
         return await self._drive(loop, state, id, on_finished, concurrency, on_wait)
 
-    async def turn(self, turn: Turn, function: TurnFunction[T]) -> T:
+    async def turn(self, turn: Turn, function: TurnFunction[T], *, on_receipt: ReceiptSink | None = None) -> T:
         """Call `function(ctx)` with a TurnContext, whose calls are journaled, and return what it returns.
 
         The turn's run is found by its key. One that was cut short, or failed, goes on: what is recorded is answered
         from the record. One that is completed returns what was saved, or, if that was no JSON data, calls the function
         once more and answers it from the record; nothing is asked and nothing is done.
+
+        `on_receipt` gets the receipt of each tool call that came to something, in the order of the chain, before the
+        model is asked anything further, and before this returns; after a restart it gets them again.
 
         Raises what the function raises; the first error of its calls, if it swallowed that; UnknownOutcomeError,
         RunBusyError (another process drives the turn), RunConflictError (it was started with another model key),
@@ -288,7 +291,9 @@ class Runtime:
         """
         opened = await self._ready()
         returned: list[T] = []
-        flow = turn_flow(turn, function, opened.engine.router, opened.store, returned)
+        if on_receipt is not None and not opened.store.certifies:
+            raise ConfigError("on_receipt: this store keeps no receipts; set store.receipts to true")
+        flow = turn_flow(turn, function, opened.engine.router, opened.store, returned, on_receipt)
         saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
         if returned:
             return returned[-1]

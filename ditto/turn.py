@@ -84,6 +84,22 @@ class ModelRequest:
     growing: tuple[str, ...] = ("messages", "tools")
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiptEvent:
+    """The signed receipt of what a tool call came to, for whoever keeps it outside of the store.
+
+    `receipt_json` is the original line, the same bytes each time it is handed over.
+    """
+
+    receipt_json: str
+    operation_key: str
+    tool_call_id: str
+
+
+ReceiptSink: TypeAlias = Callable[[ReceiptEvent], Awaitable[None] | None]
+"""Takes receipts, plain or async. It may get one again, after a restart; what it raises fails the turn."""
+
+
 class CallIds(Protocol):
     """How the ids of the tool calls in an answer are read and replaced, in whatever shape the answer has."""
 

@@ -22,6 +22,7 @@ import anyio
 from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
 from ditto.contracts.calls import unique_ids
 from ditto.effects import EffectClass
+from ditto.engine.deliveries import Deliveries
 from ditto.engine.flows import FlowRun
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.requests import list_differences, request_hash
@@ -40,7 +41,7 @@ from ditto.store.records import StepRow
 from ditto.store.schema import StepState
 from ditto.store.store import Store
 from ditto.store.values import digest, encode
-from ditto.turn import Ask, CallIds, ModelRequest, Turn, TurnFunction
+from ditto.turn import Ask, CallIds, ModelRequest, ReceiptSink, Turn, TurnFunction
 from ditto.worker import Action, as_data
 
 T = TypeVar("T")
@@ -66,20 +67,30 @@ class TurnFlow(Flow):
     carries: ClassVar[bool] = True
 
 
-def turn_flow(turn: Turn, function: TurnFunction[Any], router: Router, store: Store, returned: list[Any]) -> TurnFlow:
+def turn_flow(
+    turn: Turn,
+    function: TurnFunction[Any],
+    router: Router,
+    store: Store,
+    returned: list[Any],
+    on_receipt: ReceiptSink | None,
+) -> TurnFlow:
     """The Flow that calls `function` with a TurnContext. What it returned goes into `returned`, too: it may be no data.
 
     The run's own result is `{"value": …}`, or `{}` if that is nothing that can be stored.
     """
 
     async def run(ctx: Any, input: Any) -> dict[str, Any]:
-        calls = _Driven(turn, router, store, cast(FlowRun, ctx))
+        flow = cast(FlowRun, ctx)
+        deliveries = None if on_receipt is None else Deliveries(store, turn.run_id, on_receipt)
+        calls = _Driven(turn, router, store, flow, deliveries)
         try:
             value = await function(calls)
         finally:
             await calls.drain()
         if calls.failure is not None:
             raise calls.failure
+        await calls.hand_over_receipts()
         returned.append(value)
         try:
             encode(as_data(value), what="the result", max_bytes=RESULT_BYTES_MAX)
@@ -255,9 +266,10 @@ class _TurnCalls(ABC):
 class _Driven(_TurnCalls):
     """A turn that is driven."""
 
-    def __init__(self, turn: Turn, router: Router, store: Store, flow: FlowRun) -> None:
+    def __init__(self, turn: Turn, router: Router, store: Store, flow: FlowRun, deliveries: Deliveries | None) -> None:
         super().__init__(turn, router, store)
         self._flow = flow
+        self._deliveries = deliveries
         self._slots = asyncio.Semaphore(turn.max_concurrency)
 
     def _row(self, path: str) -> StepRow | None:
@@ -275,7 +287,24 @@ class _Driven(_TurnCalls):
             return await self._perform(node, asked)
 
     async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
+        if node.type == SAMPLE:
+            await self.hand_over_receipts()
         return await self._flow.perform(node, lambda run: self._refuse_mismatch(node, asked, run))
+
+    async def hand_over_receipts(self) -> None:
+        """Make all outcomes durable and hand over their receipts, before the model is asked anything further.
+
+        It must not be under way meanwhile: a process that dies in the sink would leave that call unknown.
+        """
+        if self._deliveries is None:
+            return
+        await self._flow.settle()
+        try:
+            await self._deliveries.hand_over()
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            told = f"turn {self.run_id}: on_receipt raised {said}; run it again, and it gets what it got once more"
+            raise self._fail(StepError(told, code="turn.receipt_sink", retryable=True)) from error
 
     async def drain(self) -> None:
         """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""

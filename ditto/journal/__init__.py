@@ -12,6 +12,7 @@ They use ditto's public names only.
 
 from __future__ import annotations
 
+from ditto import ReceiptEvent, ReceiptSink
 from ditto.journal.agent import Bindings, JournaledAgent, JournaledModel, JournaledTool, TurnClient
 from ditto.journal.answers import PlannedCall, plan_calls, tool_messages
 from ditto.journal.bridge import SavedCall, SavedTurn, ToolBridge, replay_saved_turn
@@ -24,6 +25,8 @@ __all__ = [
     "JournaledModel",
     "JournaledTool",
     "PlannedCall",
+    "ReceiptEvent",
+    "ReceiptSink",
     "SavedCall",
     "SavedTurn",
     "ToolBridge",

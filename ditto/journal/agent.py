@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from ditto import (
     ExternalResult,
     Message,
     ModelRef,
+    ReceiptSink,
     Sample,
     Tool,
     ToolOffer,
@@ -31,7 +33,7 @@ T = TypeVar("T")
 class TurnClient(Protocol):
     """Whoever keeps the journal and runs the tools: a Runtime."""
 
-    async def turn(self, turn: Turn, function: TurnFunction[T]) -> T:
+    async def turn(self, turn: Turn, function: TurnFunction[T], *, on_receipt: ReceiptSink | None = None) -> T:
         """Drive a turn; see `Runtime.turn`."""
         ...
 
@@ -93,6 +95,7 @@ class JournaledAgent:
     - `client`: a runtime, whose infer and interaction workers ask the model and run the tools.
     - `model`: `provider/name`; `tools`: the Tools, out of the interaction worker's, that the model is offered.
     - `namespace`, `thread`, `turn`, `model_key` and the limits: see `Turn`. The same four, and the turn goes on.
+    - `on_receipt`: gets the signed receipt of each tool call; see `Runtime.turn`.
 
     `await agent.run(function)` or `async with agent as bindings`. Success is reported only when the whole function, or
     block, has ended. Raises DefinitionError.
@@ -110,22 +113,24 @@ class JournaledAgent:
         model_key: str,
         max_model_calls: int = 64,
         max_concurrency: int = 1,
+        on_receipt: ReceiptSink | None = None,
     ) -> None:
         self.turn = Turn(namespace, thread, turn, model_key, max_model_calls, max_concurrency)
         self._client = client
+        self._on_receipt = on_receipt
         self._model = ModelRef.parse(model) if isinstance(model, str) else model
         self._offers = tuple(offer(tool) for tool in tools)
         self._block: _Block | None = None
 
     async def run(self, function: Callable[[Bindings], Awaitable[T]]) -> T:
         """Call `function(bindings)` and return what it returns, or what was saved. Raises what `Runtime.turn` does."""
-        return await self._client.turn(self.turn, lambda ctx: function(self._bind(ctx)))
+        return await self._client.turn(self.turn, lambda ctx: function(self._bind(ctx)), on_receipt=self._on_receipt)
 
     async def __aenter__(self) -> Bindings:
         if self._block is not None:
             raise DefinitionError("this agent is at work already; make one for each turn")
         self._block = _Block()
-        return await self._block.begin(self._client, self.turn, self._bind)
+        return await self._block.begin(partial(self._client.turn, self.turn, on_receipt=self._on_receipt), self._bind)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -147,14 +152,16 @@ class _Block:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turn: asyncio.Task[None] | None = None
 
-    async def begin(self, client: TurnClient, turn: Turn, bind: Callable[[TurnContext], Bindings]) -> Bindings:
+    async def begin(
+        self, drive: Callable[[TurnFunction[None]], Awaitable[None]], bind: Callable[[TurnContext], Bindings]
+    ) -> Bindings:
         """The bindings, once the turn is ours."""
 
         async def body(ctx: TurnContext) -> None:
             self._bound.set_result(bind(ctx))
             await self._ended
 
-        self._turn = asyncio.ensure_future(client.turn(turn, body))
+        self._turn = asyncio.ensure_future(drive(body))
         try:
             await asyncio.wait((self._turn, self._bound), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from ditto import DefinitionError, ExternalResult, Tool, Turn, TurnContext
+from ditto import DefinitionError, ExternalResult, ReceiptSink, Tool, Turn, TurnContext
 from ditto.journal.agent import JournaledTool, TurnClient
 
 T = TypeVar("T")
@@ -54,10 +54,12 @@ class ToolBridge:
         thread: str,
         turn: str,
         max_concurrency: int = 1,
+        on_receipt: ReceiptSink | None = None,
     ) -> None:
         self.turn = Turn(namespace, thread, turn, MODEL_KEY, max_concurrency=max_concurrency)
         self.names = tuple(tool.name for tool in tools)
         self._client = client
+        self._on_receipt = on_receipt
 
     async def run(self, function: Callable[[Mapping[str, JournaledTool], anyio.CancelScope], Awaitable[T]]) -> T:
         """Call `function(tools, scope)`: the tools by name, and the scope that ends the function's own work.
@@ -70,18 +72,23 @@ class ToolBridge:
                 return await function(MappingProxyType({name: JournaledTool(name, ctx) for name in self.names}), scope)
             raise DefinitionError("the function was ended by its own scope, and returned nothing")
 
-        return await self._client.turn(self.turn, with_tools)
+        return await self._client.turn(self.turn, with_tools, on_receipt=self._on_receipt)
 
 
 async def replay_saved_turn(
-    saved: SavedTurn, client: TurnClient, tools: Iterable[Tool], *, namespace: str
+    saved: SavedTurn,
+    client: TurnClient,
+    tools: Iterable[Tool],
+    *,
+    namespace: str,
+    on_receipt: ReceiptSink | None = None,
 ) -> list[tuple[str, ExternalResult]]:
     """Make the calls of a saved answer, one after another, those that were made before excepted.
 
     Returns (call id, result) pairs in their order. All names are checked before the first call: DefinitionError.
     Raises what `Runtime.turn` raises.
     """
-    bridge = ToolBridge(client, tools, namespace=namespace, thread=saved.thread, turn=saved.turn)
+    bridge = ToolBridge(client, tools, namespace=namespace, thread=saved.thread, turn=saved.turn, on_receipt=on_receipt)
     unknown = sorted({call.name for call in saved.tool_calls} - set(bridge.names))
     if unknown:
         raise DefinitionError(

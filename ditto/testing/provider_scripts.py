@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ditto.errors import ConfigError
-from ditto.testing.provider_replies import Failure, Reply, Text, reply_from_json, reply_to_json
+from ditto.testing.provider_replies import (
+    Call,
+    Failure,
+    Reply,
+    StreamCut,
+    Text,
+    ToolCalls,
+    reply_from_json,
+    reply_to_json,
+)
 
 ScriptFunction: TypeAlias = Callable[[dict[str, Any], int], Reply]
 """From the body of a request and its index in the script, from 0, to a reply."""
@@ -109,7 +118,27 @@ def order_script(request: dict[str, Any], index: int) -> Reply:
     )
 
 
-SCRIPTS: Final[dict[str, ScriptFunction]] = {"order": order_script, "recovery": order_script}
+def report_script(request: dict[str, Any], index: int) -> Reply:
+    """The model of the report agent: asks once for `publish_report`, then says what was published."""
+    messages = request.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else {}
+    if isinstance(last, dict) and last.get("role") == "tool":
+        return Text("The report on last week's tides is published.")
+    report = {"title": "Tides", "text": "High water was highest on Tuesday, and lowest on Friday."}
+    return ToolCalls([Call("call_publish", "publish_report", json.dumps(report))])
+
+
+def truncated_report_script(request: dict[str, Any], index: int) -> Reply:
+    """The same, but each answer is cut before its end."""
+    return StreamCut(2, report_script(request, index))
+
+
+SCRIPTS: Final[dict[str, ScriptFunction]] = {
+    "order": order_script,
+    "recovery": order_script,
+    "report": report_script,
+    "report-truncated": truncated_report_script,
+}
 """The built-in scripts, by the name that `--script` takes."""
 
 _READ_FROM: Final = ("user", "system", "developer")

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from ditto import Config, ModelRef, Runtime, Sample, Tool, ToolCall, create_ditto
-from ditto.config import Endpoint, RuntimeConfig, SandboxConfig
+from ditto.config import Endpoint, RuntimeConfig, SandboxConfig, StoreConfig
 from ditto.contracts import Message, SampleInput, ToolOffer
 from ditto.testing.provider import Call, ScriptedProvider, ToolCalls
 from ditto.turn import Turn
@@ -54,7 +54,12 @@ def request(*messages: Message, **options: Any) -> SampleInput:
 
 @asynccontextmanager
 async def agents(
-    store: Path, provider: ScriptedProvider, tools: Sequence[Tool] = (), **runtime_settings: Any
+    store: Path,
+    provider: ScriptedProvider,
+    tools: Sequence[Tool] = (),
+    *,
+    receipts: bool = True,
+    **runtime_settings: Any,
 ) -> AsyncIterator[Runtime]:
     """A runtime whose model is the scripted provider."""
     settings = Config(
@@ -62,6 +67,7 @@ async def agents(
         endpoints={"scripted": Endpoint(base_url=provider.base_url)},
         sandbox=SandboxConfig(tools=tuple(tool.name for tool in tools)),
         runtime=RuntimeConfig(**runtime_settings),
+        store=StoreConfig(receipts=receipts),
     )
     async with create_ditto(
         settings, store=store, workers=[create_infer_worker(), create_interaction_worker(tools=tools)]

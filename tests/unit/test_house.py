@@ -217,6 +217,8 @@ PUBLIC_NAMES = [
     "TurnContext",
     "Turn",
     "ModelRequest",
+    "ReceiptEvent",
+    "ReceiptSink",
     "FlowContext",
     "Graph",
     "Health",
