@@ -78,7 +78,8 @@ class Redactor:
         """
         if not self._pattern:
             return text, ""
-        certain, at = [], 0
+        certain: list[str] = []
+        at = 0
         while True:
             open_at = self._open_at(text, at)
             found = self._pattern.search(text, at)

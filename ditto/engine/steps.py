@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
 from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
+from ditto.engine.live import Speech
 from ditto.engine.outcomes import (
     Completed,
     Cut,
@@ -155,7 +156,10 @@ class Step:
             return await self._fail_before(error)
         if action.effect is EffectClass.LOCAL:
             return NotStarted() if self.halted.is_set() else await self._run_local(action, resources, end)
-        return await self._carry_out(action, resources, end)
+        try:
+            return await self._carry_out(action, resources, end)
+        finally:
+            self.drive.live.close(self.path)
 
     # Before the attempt
 
@@ -304,8 +308,11 @@ class Step:
             elif not action.effect.held:
                 await self.drive.barrier()
             late = partial(self.drive.note_returned, self.path, self.attempt)
-            made = await make_attempt(action, self._context(action, resources), self._deadline(action), seat, late)
+            speech = self._begin_speech()
+            ctx = self._context(action, resources, speech)
+            made = await make_attempt(action, ctx, self._deadline(action), seat, late)
             outcome = self._decide(action, made)
+            speech.end(is_kept=isinstance(outcome, Completed) and self.node.type in self.engine.router.shown)
             if self._fails_the_run(outcome, action):
                 self.halted.set()  # before anybody gets our slot
         if made.cancellation is not None:
@@ -615,7 +622,11 @@ class Step:
         run = self.drive.run
         return action.key if action.key is not None else f"{run.run_id}/{run.generation}/{self.path}"
 
-    def _context(self, action: Action, resources: Any) -> StepContext:
+    def _begin_speech(self) -> Speech:
+        """What the attempt shows before it ends."""
+        return self.drive.live.begin(self.path, self.attempt, self.engine.config.workers.infer.response_max_bytes)
+
+    def _context(self, action: Action, resources: Any, speech: Speech | None = None) -> StepContext:
         return StepContext(
             run_id=self.drive.run.run_id,
             path=self.path,
@@ -625,6 +636,7 @@ class Step:
             sandbox=self.engine.sandbox,
             logger=self.route.logger,
             resources=resources,
+            _partial=None if speech is None else speech.show,
         )
 
     def _told(self, action: Action, output: Stored) -> RecordedOutcome:

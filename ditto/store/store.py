@@ -43,8 +43,13 @@ class Store:
 
     @property
     def commits(self) -> int:
-        """Transactions that this runtime has committed."""
+        """Transactions that this runtime has committed, but for `partial_commits`."""
         return self._committer.commits
+
+    @property
+    def partial_commits(self) -> int:
+        """Transactions that only recorded text that was shown before its outcome."""
+        return self._committer.partial_commits
 
     @property
     def committer(self) -> Committer:
@@ -82,6 +87,10 @@ class Store:
         """Text that may be written or shown: secrets replaced, lone surrogates repaired."""
         return self._redactor.redact_text(values.repair(text))
 
+    def redact_beginning(self, text: str) -> tuple[str, str]:
+        """See `Redactor.redact_beginning`."""
+        return self._redactor.redact_beginning(text)
+
     def commit(
         self,
         *transitions: Transition,
@@ -89,10 +98,12 @@ class Store:
         alone: bool = False,
         kept: Unit | None = None,
         after: Durable | None = None,
+        apart: bool = False,
     ) -> Durable:
         """Apply transitions in one transaction; the future has the last one's result once it is on disk. See Unit."""
         self._refuse_fork()
-        return self._committer.submit(Unit(transitions, tuple(points), alone=alone, kept=kept, after=after))
+        unit = Unit(transitions, tuple(points), alone=alone, kept=kept, after=after, apart=apart)
+        return self._committer.submit(unit)
 
     def watch(self, tell: Callable[[], None] | None) -> None:
         """Call `tell` on the event loop whenever another process has written to the file; None stops that."""
