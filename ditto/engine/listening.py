@@ -143,14 +143,19 @@ class Reader:
         """What running steps have shown meanwhile."""
         told: list[Heard] = []
         for path, speech in live.speeches.items():
-            if not self._is_elsewhere(path):
-                for kind in KINDS:
-                    known = self._known(path, speech.attempt, kind)
-                    told += self._hear(path, speech.attempt, kind, known, speech.after(kind, known))
+            if self._is_elsewhere(path) or self._has_ended(path, speech.attempt):
+                continue
+            for kind in KINDS:
+                known = self._known(path, speech.attempt, kind)
+                told += self._hear(path, speech.attempt, kind, known, speech.after(kind, known))
         return told
 
     def _is_elsewhere(self, path: str) -> bool:
         return self._step is not None and path != self._step
+
+    def _has_ended(self, path: str, attempt: int) -> bool:
+        has = self._steps.get(path)
+        return has is not None and has.ended is not None and attempt <= has.ended[0]
 
     def _known(self, path: str, attempt: int, kind: TextKind) -> int:
         has = self._steps.get(path)

@@ -336,6 +336,16 @@ async def test_what_was_shown_and_is_not_recorded_is_taken_back(
 
 
 @pytest.mark.asyncio
+async def test_a_handler_that_shows_something_else_than_it_returns_is_corrected(store_path: Path) -> None:
+    async with scene(store_path) as it:
+        heard = it.listen()
+        it.talker.say("Hello")
+        assert await anext(heard) == piece(0, "Hello")
+        await it.end("Hell")
+        assert [told async for told in heard] == [restarted(1), piece(0, "Hell"), ended()]
+
+
+@pytest.mark.asyncio
 async def test_a_value_that_its_worker_cannot_read_has_no_text(
     store_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
