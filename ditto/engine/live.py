@@ -60,11 +60,9 @@ class LiveRun:
         self.changed = Signal()
         """There is more text, or more was committed."""
         self.commits = 0
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
         self._run = run
-
-    def begin(self, path: str, attempt: int, chars_max: int) -> Speech:
-        """An attempt begins. It shows at most `chars_max` characters; the rest comes with the outcome."""
-        return Speech(self, path, attempt, chars_max)
 
     def close(self, path: str) -> None:
         """The step has its outcome, or is given up: its text is read from the record now."""
@@ -82,9 +80,9 @@ class LiveRun:
 
 
 class Speech:
-    """What one attempt has shown."""
+    """What one attempt has shown: at most `chars_max` characters; the rest comes with the outcome."""
 
-    __slots__ = ("_chars_left", "_is_over", "_live", "_loop", "_texts", "_thread", "_timer", "attempt", "path")
+    __slots__ = ("_chars_left", "_is_over", "_live", "_texts", "_timer", "attempt", "path")
 
     def __init__(self, live: LiveRun, path: str, attempt: int, chars_max: int) -> None:
         self.path = path
@@ -93,8 +91,6 @@ class Speech:
         self._chars_left = chars_max
         self._texts: dict[TextKind, _Text] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self._is_over = False
 
     def show(self, text: str, kind: TextKind) -> None:
@@ -104,12 +100,12 @@ class Speech:
                 f"step {self.path}: ctx.partial takes a str, and the kind 'text' or 'reasoning', "
                 f"not {type(text).__name__} and {kind!r}"
             )
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._live.thread:
             self._add(text, kind)
             return
         try:
             # In the same way, and so behind it, comes what the handler returns.
-            self._loop.call_soon_threadsafe(self._add, text, kind)
+            self._live.loop.call_soon_threadsafe(self._add, text, kind)
         except RuntimeError:  # the loop was closed while an abandoned handler still ran: nobody is left to show it to
             return
 
@@ -141,7 +137,7 @@ class Speech:
 
     def _schedule(self) -> None:
         if self._timer is None and not self._is_over:
-            self._timer = self._loop.call_later(PARTIAL_S, self._record)
+            self._timer = self._live.loop.call_later(PARTIAL_S, self._record)
 
     def _record(self) -> None:
         """Write what was shown since the last time. If that fails, the next time takes it along."""

@@ -64,6 +64,8 @@ class Router:
             name: handler.shown for name, (_, handler) in self._routes.items() if handler.shown is not None
         }
         """The node types that show text, and how it is read from their recorded values."""
+        self.shown_chars_max = config.workers.infer.response_max_bytes
+        """How much text an attempt shows before it has an outcome."""
 
     def handler(self, node_type: str) -> NodeHandler:
         """How a node type is carried out. Raises DefinitionError naming what is missing."""

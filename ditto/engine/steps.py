@@ -308,7 +308,7 @@ class Step:
             elif not action.effect.held:
                 await self.drive.barrier()
             late = partial(self.drive.note_returned, self.path, self.attempt)
-            speech = self._begin_speech()
+            speech = Speech(self.drive.live, self.path, self.attempt, self.engine.router.shown_chars_max)
             ctx = self._context(action, resources, speech)
             made = await make_attempt(action, ctx, self._deadline(action), seat, late)
             outcome = self._decide(action, made)
@@ -621,10 +621,6 @@ class Step:
             return self.row.key
         run = self.drive.run
         return action.key if action.key is not None else f"{run.run_id}/{run.generation}/{self.path}"
-
-    def _begin_speech(self) -> Speech:
-        """What the attempt shows before it ends."""
-        return self.drive.live.begin(self.path, self.attempt, self.engine.config.workers.infer.response_max_bytes)
 
     def _context(self, action: Action, resources: Any, speech: Speech | None = None) -> StepContext:
         return StepContext(
