@@ -7,7 +7,6 @@ knows how many characters it has of each step, and takes what is behind them whe
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Final
 import anyio
 
 from ditto.engine.executor import Engine
-from ditto.engine.live import KINDS, LiveRun
+from ditto.engine.live import KINDS, LiveRun, read_texts
 from ditto.errors import DefinitionError, StoreClosedError
 from ditto.pieces import Ended, Heard, Piece, Restarted, TextKind
 from ditto.store import queries
@@ -34,8 +33,6 @@ PAGE: Final = 64
 _TAKEN_UP: Final = frozenset({"run_resumed", "run_reopened"})
 _ENDINGS: Final = frozenset({"step_completed", "step_failed", "step_refused", "step_unknown", "step_resolved"})
 _ENDED: Final = frozenset({StepState.COMPLETED, StepState.FAILED, StepState.REFUSED, StepState.UNKNOWN})
-
-logger = logging.getLogger("ditto.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class _Has:
     def is_beginning_of(self, texts: Mapping[TextKind, str]) -> bool:
         """Whether what the reader has may be the beginning of these texts."""
         for kind, known in self.chars.items():
-            text = texts.get(kind, "")
+            text = texts[kind]
             if known > len(text):
                 return False
             if kind in self.checks and self.checks[kind] != zlib.crc32(text[:known].encode()):
@@ -118,6 +115,8 @@ class Reader:
         self._step = place.step
         self._shown = shown
         self._steps: dict[str, _Has] = {}
+        self._withheld: dict[str, list[ToldEvent]] = {}
+        """Partials of completed steps, by path: not told if the value has the whole text."""
         if place.step is not None and (place.after or place.attempt):
             self._steps[place.step] = _Has(place.attempt or 0, chars=dict(place.after))
 
@@ -132,9 +131,11 @@ class Reader:
         has = self._steps.get(path)
         if has is not None and has.attempt == 0 and event.attempt:
             has.attempt = event.attempt
-        if event.kind == "step_partial" and not (event.state is StepState.COMPLETED and event.type in self._shown):
-            body = event.body  # of a completed step, the outcome brings all text
-            return self._hear(path, body["attempt"], body["kind"], body["offset"], body["text"])
+        if event.kind == "step_partial":
+            if event.state is StepState.COMPLETED and event.type in self._shown:
+                self._withheld.setdefault(path, []).append(event)
+                return []
+            return self._hear_partial(path, event)
         if event.kind == "step_admitted" and has is not None and has.begin(event.body["attempt"]):
             return [Restarted(self._run_id, path, has.attempt)]
         return self._end(path, event) if event.kind in _ENDINGS else []
@@ -162,6 +163,10 @@ class Reader:
         if has is None or has.attempt not in (0, attempt) or has.is_stale:
             return 0
         return has.chars.get(kind, 0)
+
+    def _hear_partial(self, path: str, event: ToldEvent) -> list[Heard]:
+        body = event.body
+        return self._hear(path, body["attempt"], body["kind"], body["offset"], body["text"])
 
     def _hear(self, path: str, attempt: int, kind: TextKind, offset: int, text: str) -> list[Heard]:
         """Some text of an attempt: what is new of it. Behind a gap nothing is told; the outcome closes it."""
@@ -197,28 +202,20 @@ class Reader:
             return told
         if has.begin(attempt):
             told.append(Restarted(self._run_id, path, attempt))
-        if state is StepState.COMPLETED and shows:
-            texts = self._texts(event)
+        withheld = self._withheld.pop(path, [])
+        texts = (
+            None if event.output is None or event.type is None else read_texts(event.output, self._shown[event.type])
+        )
+        if texts is None:
+            for partial in withheld:
+                told += self._hear_partial(path, partial)
+        else:
             if not has.is_beginning_of(texts) and has.drop(attempt):
                 told.append(Restarted(self._run_id, path, attempt))
             for kind in KINDS:
-                told += self._hear(path, attempt, kind, 0, texts.get(kind, ""))
+                told += self._hear(path, attempt, kind, 0, texts[kind])
         has.ended = attempt, state
         return [*told, Ended(self._run_id, path, attempt, state.value)]
-
-    def _texts(self, event: ToldEvent) -> Mapping[TextKind, str]:
-        """The texts in a recorded value; none if its worker's function fails on it."""
-        assert event.type is not None
-        assert event.output is not None
-        try:
-            found = self._shown[event.type](event.output.decode())
-            texts: dict[TextKind, str] = {kind: found.get(kind) or "" for kind in KINDS}
-            if not all(isinstance(text, str) for text in texts.values()):
-                raise TypeError("a text is a str")
-            return texts
-        except Exception as error:  # noqa: BLE001 - a user's function raised
-            logger.warning("step %s: no text can be read from its value: %s", event.step, type(error).__name__)
-            return {}
 
 
 async def listen(

@@ -11,6 +11,7 @@ import asyncio
 import io
 import logging
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from ditto.errors import DefinitionError, StoreClosedError
@@ -21,6 +22,8 @@ from ditto.store.records import Event
 
 if TYPE_CHECKING:
     from ditto.store.store import Store
+    from ditto.store.values import Stored
+    from ditto.worker import Shown
 
 PARTIAL_S: Final = 1.0
 """How long shown text may stay unrecorded while its attempt is under way; it is written no more often than that."""
@@ -67,7 +70,7 @@ class LiveRun:
     def close(self, path: str) -> None:
         """The step has its outcome, or is given up: its text is read from the record now."""
         if (speech := self.speeches.pop(path, None)) is not None:
-            speech.end(is_kept=False)
+            speech.end()
 
     def note_commit(self) -> None:
         """Something of the run was committed, or may have been: readers look at the record."""
@@ -113,15 +116,18 @@ class Speech:
         """The text of this kind from that character on, as far as it has come."""
         return self._texts[kind].after(offset) if kind in self._texts else ""
 
-    def end(self, *, is_kept: bool) -> None:
-        """The attempt is over: nothing more is shown of it. What was shown is recorded, unless its outcome keeps it."""
+    def end(self, value: Stored | None = None, shown: Shown | None = None) -> None:
+        """The attempt is over: nothing more is shown of it. What was shown is recorded, unless its value has it."""
         if self._is_over:
             return
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        if not is_kept:
+        if self._texts and not self._is_in(None if value is None else read_texts(value, shown)):
             self._record()
+
+    def _is_in(self, texts: Mapping[TextKind, str] | None) -> bool:
+        return texts is not None and all(texts[kind].startswith(text.after(0)) for kind, text in self._texts.items())
 
     def _add(self, piece: str, kind: TextKind) -> None:
         if self._is_over or not self._chars_left:
@@ -192,6 +198,19 @@ class _Text:
     def after(self, offset: int) -> str:
         self._buffer.seek(offset)
         return self._buffer.read()
+
+
+def read_texts(value: Stored, shown: Shown | None) -> Mapping[TextKind, str] | None:
+    """The texts in a recorded value; None if they cannot be read: it may be another client's than its worker's."""
+    if shown is None:
+        return None
+    try:
+        found = shown(value.decode())
+        texts: dict[TextKind, str] = {kind: found.get(kind) or "" for kind in KINDS}
+        return texts if all(isinstance(text, str) for text in texts.values()) else None
+    except Exception as error:  # noqa: BLE001 - a user's function raised
+        logger.info("no text can be read from a value: %s", type(error).__name__)
+        return None
 
 
 def _whole_characters(text: str) -> tuple[str, str]:

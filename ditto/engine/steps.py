@@ -312,7 +312,8 @@ class Step:
             ctx = self._context(action, resources, speech)
             made = await make_attempt(action, ctx, self._deadline(action), seat, late)
             outcome = self._decide(action, made)
-            speech.end(is_kept=isinstance(outcome, Completed) and self.node.type in self.engine.router.shown)
+            value = outcome.output if isinstance(outcome, Completed) else None
+            speech.end(value, self.engine.router.shown.get(self.node.type))
             if self._fails_the_run(outcome, action):
                 self.halted.set()  # before anybody gets our slot
         if made.cancellation is not None:

@@ -22,16 +22,23 @@ from ditto import (
     Endpoint,
     Graph,
     Heard,
+    Message,
+    ModelRef,
+    ModelRequest,
     Piece,
     Restarted,
     RunCancelledError,
     Runtime,
+    StepContext,
+    Turn,
+    TurnContext,
     UnknownOutcomeError,
     create_ditto,
 )
+from ditto.contracts import SampleInput
 from ditto.testing.provider import Chunks, Drop, Raw, Reply, ScriptedProvider, sse
 from ditto_workers import create_infer_worker
-from tests.engine.scene import HANGS_S, LoopClock, events, on_disk, told
+from tests.engine.scene import HANGS_S, Gate, LoopClock, events, on_disk, told
 from tests.processes import Child
 from tests.workers.test_infer_stream import calls, delta, part
 
@@ -196,6 +203,43 @@ async def test_half_of_a_character_is_told_with_its_other_half(tmp_path: Path) -
         assert await anext(heard) == ended()
         assert (await running)["said"]["message"]["content"] == "ok \U0001f378 \ufffd"
         assert await it.rest() == [piece(0, "ok \U0001f378 \ufffd"), ended()]
+
+
+@pytest.mark.asyncio
+async def test_the_answers_of_a_turn_are_told_by_their_ordinals(tmp_path: Path) -> None:
+    turn = Turn("test", "thread", "1", "scripted/tiny")
+    gate = Gate()
+
+    async def ask_mine(ctx: StepContext) -> Any:
+        ctx.partial("My ")
+        await gate.pause()
+        ctx.partial("own")
+        return {"in": "a shape of its own"}
+
+    async def talk(ctx: TurnContext) -> str:
+        request = SampleInput(model=ModelRef("scripted", "tiny"), messages=(Message(role="user"),), stream=True)
+        await ctx.sample(request)
+        await ctx.ask(ModelRequest("mine", {"messages": [], "tools": []}), ask_mine)
+        return "said"
+
+    def told(ordinal: int, offset: int, text: str) -> Piece:
+        return Piece(turn.run_id, f"m/{ordinal}", 1, "text", offset, text)
+
+    async with scene(tmp_path, texts("Hel", "lo")) as it:
+        running = asyncio.create_task(it.runtime.turn(turn, talk))
+        heard = it.runtime.listen(turn.run_id)
+        assert [await it.next(heard), await it.next(heard)] == [told(1, 0, "Hel"), told(1, 3, "lo")]
+        assert await it.next(heard) == Ended(turn.run_id, "m/1", 1, "completed")
+        assert await anext(heard) == told(2, 0, "My ")
+        gate.open()
+        assert [each async for each in heard] == [told(2, 3, "own"), Ended(turn.run_id, "m/2", 1, "completed")]
+        assert await running == "said"
+        assert [each async for each in it.runtime.listen(turn.run_id)] == [
+            told(1, 0, "Hello"),
+            Ended(turn.run_id, "m/1", 1, "completed"),
+            told(2, 0, "My own"),
+            Ended(turn.run_id, "m/2", 1, "completed"),
+        ]
 
 
 # Secrets
