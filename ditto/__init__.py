@@ -57,6 +57,7 @@ from ditto.flow import Decision, Flow, FlowContext
 from ditto.graph import Graph, Node, Retry
 from ditto.items import Items
 from ditto.loop import Loop
+from ditto.pieces import Ended, Heard, Piece, Restarted
 from ditto.runs import Checked, EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.tool import Tool
@@ -85,6 +86,7 @@ __all__ = [
     "EffectClass",
     "EffectNotMade",
     "EffectRejected",
+    "Ended",
     "Endpoint",
     "EventInfo",
     "ExternalResult",
@@ -98,6 +100,7 @@ __all__ = [
     "FlowContext",
     "Graph",
     "Health",
+    "Heard",
     "InvalidValueError",
     "Items",
     "Json",
@@ -114,9 +117,11 @@ __all__ = [
     "Outcome",
     "OutputError",
     "Pending",
+    "Piece",
     "Recovered",
     "Rejected",
     "ReplayMismatchError",
+    "Restarted",
     "ResultError",
     "Retry",
     "RunBlockedError",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from ditto.engine.checking import Checker
 from ditto.engine.drive import Drive
 from ditto.engine.executor import Engine, GraphResult, run_graph
 from ditto.engine.flows import run_flow
+from ditto.engine.listening import Place, listen
 from ditto.engine.loops import run_loop
 from ditto.engine.opening import Closed, OnFinished, Opened, Request
 from ditto.engine.outcomes import ErrorRecord
@@ -55,6 +57,7 @@ from ditto.errors import (
 from ditto.flow import Flow
 from ditto.graph import Graph, check_name
 from ditto.loop import Loop
+from ditto.pieces import Heard, TextKind
 from ditto.runs import Checked, EventInfo, Health, Recovered, RunInfo, RunSummary, StepInfo
 from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
@@ -484,6 +487,37 @@ class Runtime:
             if len(page) < EVENTS_PAGE:
                 return
 
+    async def listen(
+        self,
+        run_id: str,
+        step: str | None = None,
+        after: int | Mapping[TextKind, int] = 0,
+        *,
+        attempt: int | None = None,
+    ) -> AsyncGenerator[Heard, None]:
+        """The text of a run's steps while it comes: Pieces, and what says that a step's text Restarted or Ended.
+
+        Told first is what is recorded, then what comes, until the run ends or is let go of, or the runtime is closed.
+        A completed step's text is told from its record, in full. Of a run that this runtime does not drive, text is
+        told when it is recorded, once a second. Listening slows nobody, and may be left at any time.
+
+        `step` is the path of the only step that is wanted. `after` says how many characters of its text the caller
+        has already, or `{"text": …, "reasoning": …}`; `attempt` of which attempt: if it is another one now, its text
+        Restarted. Raises RunNotFoundError, DefinitionError.
+        """
+        place = Place.parse(step, after, attempt)
+        opened = await self._ready()
+        while True:
+            changed, run = opened.engine.changed.count, await opened.store.read(queries.get_run, run_id)
+            if run_id not in opened.active or (run is not None and run.id in opened.engine.drives):
+                break
+            await opened.engine.changed.after(changed)  # it is about to be driven here
+        run = run or await self._find(opened, run_id)
+        is_driven: Callable[[RunRow], bool] = lambda row: self._live_status(opened, row) is RunStatus.RUNNING  # noqa: E731
+        async with aclosing(listen(opened.store, opened.engine, run, place, is_driven)) as heard:
+            async for told in heard:
+                yield told
+
     async def resolve(
         self,
         run_id: str,
@@ -630,8 +664,14 @@ class Runtime:
 
     @property
     def commits(self) -> int:
-        """Transactions that this runtime has committed so far."""
+        """Transactions that this runtime has committed so far, but for `partial_commits`."""
         return 0 if self._opened is None else self._opened.store.commits
+
+    @property
+    def partial_commits(self) -> int:
+        """Transactions that only recorded text that was shown before its outcome; at most one a second and attempt,
+        and one more for an attempt that did not complete."""
+        return 0 if self._opened is None else self._opened.store.partial_commits
 
     # Inside
 
@@ -688,6 +728,7 @@ class Runtime:
             released.set()
             if run_id is not None:
                 opened.active.pop(run_id, None)
+            opened.engine.changed.tell()
 
     async def _drive_opened(
         self, opened: _Open, run: Opened, workflow: Graph | Loop | Flow, input: Any, concurrency: int
@@ -696,7 +737,7 @@ class Runtime:
         drive, trouble = run.drive, Trouble(run.drive.halted, run.error)
         value: Callable[[], Any] = lambda: None  # noqa: E731
         end, ended, iterations = COMPLETED, False, 0
-        opened.engine.drives[drive.run.id] = drive
+        opened.engine.begin(drive)
         opened.store.watch(partial(self._notice_outsiders, opened))
         try:
             if isinstance(workflow, Graph):
@@ -733,7 +774,7 @@ class Runtime:
                 raise
             raise stopped from None
         finally:
-            opened.engine.drives.pop(drive.run.id, None)
+            opened.engine.end(drive)
             if not opened.engine.drives and opened.serving is None:
                 opened.store.watch(None)
             drive.forget_held()

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from base64 import b64encode
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import quote, quote_plus
@@ -49,6 +50,9 @@ class Redactor:
         # Forms that JSON has no reason to escape: printable ASCII without quotes and backslashes.
         self._plain = all(json.dumps(form) == f'"{form}"' for form in ordered)
         self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._sorted = sorted(ordered)
+        firsts = "".join(sorted({form[0] for form in ordered}))
+        self._first = re.compile(f"[{re.escape(firsts)}]") if ordered else None
 
     def __repr__(self) -> str:
         return f"Redactor({'active' if self._pattern else 'no secrets'})"
@@ -67,6 +71,33 @@ class Redactor:
             if form in text:
                 return self._pattern.sub(REDACTED, text)
         return text
+
+    def redact_beginning(self, text: str) -> tuple[str, str]:
+        """What is certain of a text that may go on: its beginning, redacted, and the rest as it is, to be put before
+        what follows. The rest might be the beginning of a secret; it is as short as that allows.
+        """
+        if not self._pattern:
+            return text, ""
+        certain: list[str] = []
+        at = 0
+        while True:
+            open_at = self._open_at(text, at)
+            found = self._pattern.search(text, at)
+            # A form that is still open is longer than any that is complete, and would be taken in its place.
+            if found is None or open_at <= found.start():
+                return "".join([*certain, text[at:open_at]]), text[open_at:]
+            certain += [text[at : found.start()], REDACTED]
+            at = found.end()
+
+    def _open_at(self, text: str, at: int) -> int:
+        """Where, from `at` on, the first form begins that the end of the text leaves unfinished; its length if none."""
+        assert self._first is not None
+        for first in self._first.finditer(text, max(at, len(text) - len(self._forms[0]) + 1)):
+            rest = text[first.start() :]
+            next_form = bisect_right(self._sorted, rest)
+            if next_form < len(self._sorted) and self._sorted[next_form].startswith(rest):
+                return first.start()
+        return len(text)
 
     def redact_json_text(self, text: str) -> str:
         """The JSON document, each secret in its strings and keys replaced; valid JSON comes back valid.
@@ -94,7 +125,9 @@ class Redactor:
         if token[0] != '"':
             return token if self.redact_text(token) is token else f'"{REDACTED}"'
         if "\\" not in token:
-            return self.redact_text(token)
+            text = token[1:-1]  # a secret may begin or end with a quotation mark, and the token's are none of its own
+            redacted = self.redact_text(text)
+            return token if redacted is text else f'"{redacted}"'
         # An escape may split the secret, or the secret may begin in the middle of one: only the decoded form counts.
         try:
             decoded = json.loads(token, strict=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import BaseModel
 
@@ -20,6 +20,7 @@ from ditto.contracts import NODE_TYPES, RESERVED_FAMILIES
 from ditto.contracts.contract import refuse_secrets
 from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
 from ditto.errors import DefinitionError
+from ditto.pieces import TextKind
 from ditto.signatures import is_async, require_sync, takes_context
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class StepContext:
     """What the worker's `resources` factory opened, once per runtime."""
     _connection: Connection | None = None
     not_made_reason: str | None = None
-    _partial: Callable[[str, str], None] | None = None
+    _partial: Callable[[str, TextKind], None] | None = None
 
     @property
     def connection(self) -> Connection:
@@ -60,11 +61,12 @@ class StepContext:
         """Say, before a cancellation is let through, that nothing was sent: the outcome is then known, not unknown."""
         self.not_made_reason = reason
 
-    def partial(self, text: str, *, kind: Literal["text", "reasoning"] = "text") -> None:
+    def partial(self, text: str, *, kind: TextKind = "text") -> None:
         """Show the next piece of an answer that is still coming. It is provisional: the outcome is what counts.
 
-        The pieces of one kind, put together, are a beginning of what the outcome will hold. Does nothing where nobody
-        can be listening.
+        The pieces of one kind, put together, are a beginning of what the outcome will hold. They go to whoever calls
+        `runtime.listen`, and once a second into the event log. Does nothing in a look-up and in a `local` handler. May
+        be called from the handler's own thread. Raises DefinitionError for no text.
         """
         if self._partial is not None:
             self._partial(text, kind)
@@ -127,6 +129,10 @@ Model: TypeAlias = "type[BaseModel]"
 """A pydantic model class. (Inside classes with a field `type`, the word is taken.)"""
 
 
+Shown: TypeAlias = Callable[[Any], Mapping[str, str]]
+"""A pure function from a step's recorded value to its texts, by kind: `{"text": …, "reasoning": …}`."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeHandler:
     """How one node type is carried out by one worker."""
@@ -136,6 +142,8 @@ class NodeHandler:
     input: Model | None = None
     local_databases: tuple[tuple[str, Path], ...] = ()
     """Tools of class `local` and the database each one names, checked when the runtime starts."""
+    shown: Shown | None = None
+    """For a type that shows text: the whole of it, of which the pieces given to `ctx.partial` are a beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +192,14 @@ class Worker:
         absence_grace_s: float = 0.0,
         record: Record | None = None,
         timeout_s: float | None = None,
+        shown: Shown | None = None,
     ) -> Worker:
         """A Worker that also carries out the node type `type` by `handler(arguments)` or `handler(arguments, ctx)`.
 
         `arguments` is what the node's bind returned: an instance of `input` where one is given, else JSON data.
         `effect` is the class, or a pure function from the arguments to it; left out, it is `write`.
-        `lookup(key, arguments, ctx)` answers with a LookupResult. Raises DefinitionError.
+        `lookup(key, arguments, ctx)` answers with a LookupResult. `shown(value)`, for a handler that calls
+        `ctx.partial`, gives the texts in the recorded value as `{"text": …, "reasoning": …}`. Raises DefinitionError.
         """
         owner = f"node type {type}"
         if type.split(".")[0] in RESERVED_FAMILIES:
@@ -202,6 +212,7 @@ class Worker:
         handler_is_async = is_async(handler)
         require_sync(key, owner=owner, role="key")
         require_sync(record, owner=owner, role="record")
+        require_sync(shown, owner=owner, role="shown")
 
         def plan(arguments: Any) -> Action:
             return Action(
@@ -220,7 +231,7 @@ class Worker:
                 output=output,
             )
 
-        return self.with_handler(NodeHandler(type=type, plan=plan, input=input))
+        return self.with_handler(NodeHandler(type=type, plan=plan, input=input, shown=shown))
 
     def with_handler(self, handler: NodeHandler) -> Worker:
         """A Worker that also has this handler; for workers that plan their own Actions."""

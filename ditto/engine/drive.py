@@ -26,6 +26,7 @@ import anyio.lowlevel
 
 from ditto.engine.certifying import as_late
 from ditto.engine.halt import Halt
+from ditto.engine.live import LiveRun
 from ditto.errors import (
     DittoError,
     RunBusyError,
@@ -94,6 +95,8 @@ class Drive:
         """Outcomes of admitted and idempotent steps ride with the next admission."""
         self.ended = False
         """We let go of the run: its end, or its release, is on disk."""
+        self.live = LiveRun(store, run.id)
+        """The text that its running steps show."""
         self._grown: dict[str, deque[Items]] = {}
         """The lists in the latest arguments, by field, the newest first."""
         self._held = _Held()
@@ -247,6 +250,7 @@ class Drive:
 
     def wake(self) -> None:
         """Somebody else wrote to the store: waits may be over. Called on the event loop's thread."""
+        self.live.note_commit()
         for wake in list(self.wakes):
             wake()
 
@@ -373,6 +377,7 @@ class Drive:
         if error is None:
             self.rows.update((row.path, row) for row in rows)
             self.ended = self.ended or end is not None
+            self.live.note_commit()
         elif not isinstance(error, UsersError | TransitionRefusedError):
             self.stop(_as_store_error(error))
 
@@ -403,6 +408,8 @@ class Drive:
             self.stop(self._lose_carried(held, error) or error)
         elif error is not None:
             self.stop(_as_store_error(error))
+        else:
+            self.live.note_commit()
 
     def _lose_carried(self, held: _Held | None, refused: TransitionRefusedError) -> StepError | None:
         """Outcomes on their way to the disk were refused: they are kept as late. None: the fault is not theirs alone.

@@ -21,6 +21,7 @@ import anyio
 
 from ditto.config import Config
 from ditto.engine.drive import Drive
+from ditto.engine.live import Signal
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
 from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
@@ -47,8 +48,21 @@ class Engine:
     router: Router
     drives: dict[int, Drive] = field(default_factory=dict)
     """The runs that are driven now, by the keys of their rows."""
+    changed: Signal = field(default_factory=Signal)
+    """A run has begun to be driven, or could not be, or is let go of."""
     closing: bool = False
     """No new attempt is started; what runs is drained."""
+
+    def begin(self, drive: Drive) -> None:
+        """A run is driven from here on."""
+        self.drives[drive.run.id] = drive
+        self.changed.tell()
+
+    def end(self, drive: Drive) -> None:
+        """It is let go of."""
+        self.drives.pop(drive.run.id, None)
+        self.changed.tell()
+        drive.live.note_commit()
 
     def close(self) -> None:
         """Start no new attempt."""

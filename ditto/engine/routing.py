@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ditto.graph import STEP_TYPE, Graph
 from ditto.sandbox import Sandbox
 from ditto.store.connection import Location
 from ditto.waits import WaitKind
-from ditto.worker import NodeHandler, Worker
+from ditto.worker import NodeHandler, Shown, Worker
 
 WAIT_TYPES = frozenset(kind.value for kind in WaitKind)
 
@@ -59,6 +60,12 @@ class Router:
                     raise ConfigError(f"two workers carry out {handler.type}; a node type needs exactly one")
                 _check_databases(handler.local_databases, location.path)
                 self._routes[handler.type] = (route, handler)
+        self.shown: Mapping[str, Shown] = {
+            name: handler.shown for name, (_, handler) in self._routes.items() if handler.shown is not None
+        }
+        """The node types that show text, and how it is read from their recorded values."""
+        self.shown_chars_max = config.workers.infer.response_max_bytes
+        """How much text an attempt shows before it has an outcome."""
 
     def handler(self, node_type: str) -> NodeHandler:
         """How a node type is carried out. Raises DefinitionError naming what is missing."""

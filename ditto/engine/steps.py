@@ -25,6 +25,7 @@ from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
 from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
 from ditto.engine.certifying import ASK_AGAIN, CANCELLED, LOOKUP, Subject, as_late, certify_attempt, subject_of
+from ditto.engine.live import Speech
 from ditto.engine.outcomes import (
     Completed,
     Cut,
@@ -162,7 +163,10 @@ class Step:
             return await self._fail_before(error)
         if action.effect is EffectClass.LOCAL:
             return NotStarted() if self.halted.is_set() else await self._run_local(action, resources, end)
-        return await self._carry_out(action, resources, end)
+        try:
+            return await self._carry_out(action, resources, end)
+        finally:
+            self.drive.live.close(self.path)
 
     # Before the attempt
 
@@ -311,8 +315,12 @@ class Step:
             elif not action.effect.held:
                 await self.drive.barrier()
             late = partial(self.drive.note_returned, self.path, self.attempt)
-            made = await make_attempt(action, self._context(action, resources), self._deadline(action), seat, late)
+            speech = Speech(self.drive.live, self.path, self.attempt, self.engine.router.shown_chars_max)
+            ctx = self._context(action, resources, speech)
+            made = await make_attempt(action, ctx, self._deadline(action), seat, late)
             outcome = self._decide(action, made)
+            value = outcome.output if isinstance(outcome, Completed) else None
+            speech.end(value, self.engine.router.shown.get(self.node.type))
             if self._fails_the_run(outcome, action):
                 self.halted.set()  # before anybody gets our slot
         if made.cancellation is not None:
@@ -651,7 +659,7 @@ class Step:
         run = self.drive.run
         return action.key if action.key is not None else f"{run.run_id}/{run.generation}/{self.path}"
 
-    def _context(self, action: Action, resources: Any) -> StepContext:
+    def _context(self, action: Action, resources: Any, speech: Speech | None = None) -> StepContext:
         return StepContext(
             run_id=self.drive.run.run_id,
             path=self.path,
@@ -661,6 +669,7 @@ class Step:
             sandbox=self.engine.sandbox,
             logger=self.route.logger,
             resources=resources,
+            _partial=None if speech is None else speech.show,
         )
 
     def _told(self, action: Action, output: Stored) -> RecordedOutcome:

@@ -85,6 +85,8 @@ class Unit:
     """What an `alone` unit takes along: it goes first, and is committed without it if the user's function raises."""
     after: Durable | None = None
     """The unit that this one rests on: if that one is lost, so is this."""
+    apart: bool = False
+    """No part of what is promised: a transaction of such units only is counted in `partial_commits`."""
     result: Any = None
     error: BaseException | None = None
     waiter: Durable | None = field(default=None, repr=False)
@@ -98,7 +100,9 @@ class Committer:
 
     def __init__(self, location: Location, clock: Clock) -> None:
         self.commits = 0
-        """Transactions committed so far."""
+        """Transactions committed so far, but for those that are counted apart."""
+        self.partial_commits = 0
+        """Transactions that only recorded text that was shown."""
         self._location = location
         self._clock = clock
         self._inbox: queue.SimpleQueue[list[Unit] | None] = queue.SimpleQueue()
@@ -272,7 +276,10 @@ class Committer:
             self._settle_lost_commit(tx, error)
         for done in tx.after_commit:
             done()
-        self.commits += 1
+        if all(unit.apart for unit in batch):
+            self.partial_commits += 1
+        else:
+            self.commits += 1
         self._written = True
         self._tell_probe(batch, "after")
 

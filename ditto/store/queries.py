@@ -6,13 +6,13 @@ A read holds no snapshot after it has returned. Values come back in their stored
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from ditto.errors import RunNotFoundError, StoreDamagedError
 from ditto.items import Items
 from ditto.store import statements as sql
-from ditto.store.records import RunRow, StepRow, check_row, kinds_of
+from ditto.store.records import RunRow, StepRow, ToldEvent, check_row, kinds_of
 from ditto.store.schema import StepState, receipts, steps
 from ditto.store.transitions import EVENT_ID_SHIFT
 from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode
@@ -142,6 +142,47 @@ def list_receipts(db: sqlite3.Connection, run_id: str | None, after: int, limit:
     for row in rows:
         check_row(row, _RECEIPT_KINDS, f"ditto_receipts, row {row[0]}")
     return [(number, line) for number, line in rows]
+
+
+def list_told(
+    db: sqlite3.Connection, run: int, after: int, limit: int, types: Collection[str]
+) -> tuple[RunRow, list[ToldEvent]]:
+    """The run, and then up to `limit` of its events with a number above `after`, each with how its step stands.
+
+    All that the run's owner wrote before the run stood so is among the events, or comes on a later page.
+    """
+    row, base = get_run_by_key(db, run), run << EVENT_ID_SHIFT
+    found = sql.LIST_TOLD(
+        db, b_run=run, b_after=base + after, b_last=base + (1 << EVENT_ID_SHIFT) - 1, b_limit=limit
+    ).fetchall()
+    return row, [_told(db, base, types, *columns) for columns in found]
+
+
+def _told(
+    db: sqlite3.Connection,
+    base: int,
+    types: Collection[str],
+    number: int,
+    kind: str,
+    step: str | None,
+    body: str | None,
+    type_: str | None,
+    state: str | None,
+    attempt: int | None,
+    output: str | None,
+) -> ToldEvent:
+    stands = None if state is None or step is None else _step_state(state, step)
+    is_wanted = stands is StepState.COMPLETED and type_ in types
+    return ToldEvent(
+        number=number - base,
+        kind=kind,
+        step=step,
+        body=None if body is None else decode(body),
+        type=type_,
+        state=stands,
+        attempt=attempt,
+        output=load_value(db, output) if is_wanted else None,
+    )
 
 
 def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:

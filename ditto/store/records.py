@@ -130,6 +130,22 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldEvent:
+    """A line of history as it is told to who listens, and how its step stands by the time that it is read."""
+
+    number: int
+    kind: str
+    step: str | None
+    body: Any
+    type: str | None
+    """The step's node type; None, as the rest, if it has no row."""
+    state: StepState | None
+    attempt: int | None
+    output: Stored | None
+    """Its value, if it is completed and of one of the types that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """The state and attempt that a change of a step was decided on."""
 

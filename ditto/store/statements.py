@@ -169,6 +169,15 @@ COUNT_EVENTS: Final = Statement(
     .where(runs.c.id == bindparam("b_run"))
     .values(seq=runs.c.seq + bindparam("b_events"), updated_at=bindparam("b_at"))
 )
+COUNT_PARTIALS: Final = Statement(
+    update(runs)
+    .where(runs.c.id == bindparam("b_run"))
+    .values(
+        seq=runs.c.seq + bindparam("b_events"),
+        claimed_seq=runs.c.claimed_seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+    )
+)
 SETTLE_STATUS: Final = Statement(
     update(runs)
     .where(runs.c.id == bindparam("b_run"), runs.c.owner.is_(None), _OPEN)
@@ -432,6 +441,16 @@ LIST_EVENTS: Final = Statement(
     .order_by(events.c.id)
     .limit(bindparam("b_limit"))
 )
+LIST_TOLD: Final = Statement(
+    select(
+        events.c.id, events.c.kind, events.c.step, events.c.body,
+        steps.c.type, steps.c.state, steps.c.attempt, steps.c.output,
+    )
+    .outerjoin_from(events, steps, and_(steps.c.run == bindparam("b_run"), steps.c.path == events.c.step))
+    .where(events.c.id > bindparam("b_after"), events.c.id <= bindparam("b_last"))
+    .order_by(events.c.id)
+    .limit(bindparam("b_limit"))
+)  # fmt: skip
 GET_VALUE: Final = Statement(select(values.c.body).where(values.c.digest == bindparam("b_digest")))
 GET_VALUE_ID: Final = Statement(select(values.c.id).where(values.c.digest == bindparam("b_digest")))
 GET_VALUE_BY_ID: Final = Statement(select(values.c.body).where(values.c.id == bindparam("b_id")))

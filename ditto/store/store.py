@@ -50,8 +50,13 @@ class Store:
 
     @property
     def commits(self) -> int:
-        """Transactions that this runtime has committed."""
+        """Transactions that this runtime has committed, but for `partial_commits`."""
         return self._committer.commits
+
+    @property
+    def partial_commits(self) -> int:
+        """Transactions that only recorded text that was shown before its outcome."""
+        return self._committer.partial_commits
 
     @property
     def committer(self) -> Committer:
@@ -89,6 +94,10 @@ class Store:
         """Text that may be written or shown: secrets replaced, lone surrogates repaired."""
         return self._redactor.redact_text(values.repair(text))
 
+    def redact_beginning(self, text: str) -> tuple[str, str]:
+        """See `Redactor.redact_beginning`."""
+        return self._redactor.redact_beginning(text)
+
     def commit(
         self,
         *transitions: Transition,
@@ -96,10 +105,12 @@ class Store:
         alone: bool = False,
         kept: Unit | None = None,
         after: Durable | None = None,
+        apart: bool = False,
     ) -> Durable:
         """Apply transitions in one transaction; the future has the last one's result once it is on disk. See Unit."""
         self._refuse_fork()
-        return self._committer.submit(Unit(transitions, tuple(points), alone=alone, kept=kept, after=after))
+        unit = Unit(transitions, tuple(points), alone=alone, kept=kept, after=after, apart=apart)
+        return self._committer.submit(unit)
 
     def open_chain(self) -> None:
         """Have the key for receipts ready, before the first thing that gets one; afterwards it costs nothing.

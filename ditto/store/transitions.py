@@ -464,6 +464,14 @@ def _was_cancelled_under_way(tx: Transaction, run: int, receipt: Draft) -> bool:
     return found.fetchone() is not None
 
 
+def note_partials(tx: Transaction, run: int, events: Sequence[Event]) -> None:
+    """Text that was shown before its step has an outcome. It is no progress of the run. Guard: the run exists."""
+    noted = sql.COUNT_PARTIALS(tx.db, b_run=run, b_events=len(events), b_at=tx.at)
+    if noted.rowcount != 1:
+        raise TransitionRefusedError("note_partials", "no such run")
+    tx.tell(run, events)
+
+
 def _fenced(fence: Fence) -> dict[str, int | str]:
     return {"b_run": fence.run, "b_owner": fence.owner, "b_fence": fence.fence}
 

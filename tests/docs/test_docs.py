@@ -255,10 +255,13 @@ def signature_text(name: str, function: Any) -> str:
 
 _VIEWS: Final = {
     "Checked",
+    "Ended",
     "EventInfo",
     "Health",
     "OpenWait",
+    "Piece",
     "Recovered",
+    "Restarted",
     "RunInfo",
     "RunSummary",
     "StepInfo",

@@ -146,3 +146,16 @@ class Gate:
     def open(self) -> None:
         """Let all go on, now and later."""
         self._go.set()
+
+
+class LoopClock:
+    """The running loop's own clock, by which timers go; the test moves it on."""
+
+    def __init__(self) -> None:
+        loop, self._skipped = asyncio.get_running_loop(), 0.0
+        really = loop.time
+        loop.time = lambda: really() + self._skipped  # type: ignore[method-assign]
+
+    def skip(self, seconds: float) -> None:
+        """What is due by then is done in the loop's next round."""
+        self._skipped += seconds

@@ -80,6 +80,55 @@ def test_short_secrets_are_left_and_cost_nothing() -> None:
     assert redactor.redact_json_text(text) is text
 
 
+def let_through(redactor: Redactor, pieces: list[str]) -> tuple[list[str], str]:
+    """What is let through with each piece, and what is kept back at the end."""
+    shown, rest = [], ""
+    for piece in pieces:
+        certain, rest = redactor.redact_beginning(rest + piece)
+        shown.append(certain)
+    return shown, rest
+
+
+@pytest.mark.parametrize("secret", [SECRET, ODD])
+@pytest.mark.parametrize("form", list(forms(SECRET)))
+def test_h05_a_secret_that_is_cut_anywhere_is_never_let_through(secret: str, form: str) -> None:
+    text, redactor = f"before {forms(secret)[form]} after", Redactor([secret])
+    for at in range(len(text) + 1):
+        shown, rest = let_through(redactor, [text[:at], text[at:]])
+        assert ("".join(shown), rest) == (redactor.redact_text(text), ""), at
+        assert redactor.redact_text(text).startswith(shown[0])
+    assert "".join(let_through(redactor, list(text))[0]) == redactor.redact_text(text)
+
+
+def test_what_might_become_a_secret_is_kept_back_and_no_more() -> None:
+    redactor = Redactor([SECRET])
+    shown, rest = let_through(redactor, ["so zz", "q", "-7f3-n", "ever. ", SECRET[:-1], SECRET[-1]])
+    assert shown == ["so z", "", "", "zq-7f3-never. ", "", "[redacted]"]
+    assert rest == ""
+
+
+def test_of_two_secrets_with_one_beginning_the_longer_is_waited_for() -> None:
+    redactor = Redactor(["zq-7f3-not", "zq-7f3-not-here"])
+    assert let_through(redactor, ["zq-7f3-not", "-her"]) == (["", ""], "zq-7f3-not-her")
+    assert let_through(redactor, ["zq-7f3-not", "-her", "o"]) == (["", "", "[redacted]-hero"], "")
+    assert let_through(redactor, ["zq-7f3-not", "-here"]) == (["", "[redacted]"], "")
+
+
+def test_without_secrets_nothing_is_kept_back() -> None:
+    assert Redactor().redact_beginning("anything") == ("anything", "")
+
+
+@given(
+    st.lists(st.text("ab", min_size=8, max_size=10), min_size=1, max_size=3),
+    st.lists(st.text("ab", max_size=6), max_size=12),
+)
+def test_cuts_decide_nothing(secrets: list[str], pieces: list[str]) -> None:
+    redactor, whole = Redactor(secrets), "".join(pieces)
+    shown, rest = let_through(redactor, pieces)
+    assert "".join(shown) + redactor.redact_text(rest) == redactor.redact_text(whole)
+    assert not rest or any(form.startswith(rest) for form in redactor._forms if form != rest)
+
+
 def test_redacting_twice_changes_nothing_more() -> None:
     redactor = Redactor([SECRET, "redacted", "[redacted]"])
     once = redactor.redact_text(f"{SECRET} {SECRET}")
@@ -124,6 +173,14 @@ def test_json_stays_json(secret: str, value: object, expected: object) -> None:
     redactor = Redactor([secret])
     for text in (json.dumps(value), json.dumps(value, separators=(",", ":")), json.dumps(value, indent=1)):
         assert json.loads(redactor.redact_json_text(text)) == expected
+
+
+@pytest.mark.parametrize("secret", ['abcdefg"', '"abcdefg', '"abcdef"'])
+def test_the_quotation_marks_of_json_belong_to_no_secret(secret: str) -> None:
+    redactor = Redactor([secret])
+    for text in (secret.strip('"'), secret, f"a{secret}b"):
+        stored = json.loads(redactor.redact_json_text(json.dumps({"a": text, "b": 1})))
+        assert stored == {"a": redactor.redact_text(text), "b": 1}
 
 
 def test_json_without_a_secret_keeps_its_bytes() -> None:

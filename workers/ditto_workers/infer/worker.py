@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from ditto import Action, EffectClass, NodeHandler, Sample, StepContext, Worker, WorkerSetup
 from ditto.contracts import SampleInput
@@ -28,7 +28,7 @@ def create_infer_worker(providers: Mapping[str, ProviderFactory] | None = None) 
         return _open_providers(factories, setup)
 
     return Worker(type="INFER", resources=open_resources).with_handler(
-        NodeHandler(type=_TYPE, plan=plan_sample, input=SampleInput)
+        NodeHandler(type=_TYPE, plan=plan_sample, input=SampleInput, shown=shown_text)
     )
 
 
@@ -50,6 +50,12 @@ def plan_sample(request: SampleInput) -> Action:
         growing=("messages", "tools"),
         output=Sample,
     )
+
+
+def shown_text(sample: dict[str, Any]) -> dict[str, str]:
+    """The texts in a recorded Sample."""
+    message = sample["message"]
+    return {"text": message["content"], "reasoning": message["reasoning"] or ""}
 
 
 class Providers:
