@@ -21,17 +21,8 @@ from ditto.store.transitions import Transaction
 from ditto.worker import Outcome, StepContext
 from tests.processes import Child
 from tests.store.cancelling import CancelAt
-from tests.store.faults import FULL, IO, LOCKED, Faults, FaultyDriver
-from tests.store.scenes import can_write, look
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Every connection from now on may meet faults."""
-    monkeypatch.setattr("ditto.store.connection.Driver", FaultyDriver)
-    faults = Faults()
-    monkeypatch.setattr(FaultyDriver, "faults", faults)
-    return faults
+from tests.store.faults import FULL, IO, LOCKED, Faults
+from tests.store.files import can_write, look
 
 
 class World:
