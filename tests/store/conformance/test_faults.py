@@ -1,4 +1,4 @@
-"""A fault at every statement, one after another until none is left: the state is whole, and the next attempt goes on."""
+"""A fault at each statement in turn, until none is left: the state is whole, and the next attempt goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ditto.store.records import COMPLETED, Event, Fence, LoopState, RunEnd, RunR
 from ditto.store.schema import RunStatus, StepState
 from ditto.store.store import Store
 from tests.store.conformance.under_test import Fault, StoreUnderTest, opened
-from tests.store.scenes import get, new_run, signal_wait, step, stored, told
+from tests.store.scenes import Picture, get, new_run, signal_wait, step, stored, told
 
 Commit: TypeAlias = Callable[..., Awaitable[Any]]
 Life: TypeAlias = Callable[[Store, Commit], Awaitable[None]]
@@ -83,19 +83,24 @@ async def change_hands(store: Store, commit: Commit) -> None:
 async def test_a_fault_at_any_statement_leaves_a_whole_state_and_the_next_attempt_goes_on(
     under_test: StoreUnderTest, fault: Fault, burst: int, life: Life
 ) -> None:
+    pictures = [await picture_when_empty(under_test)]
     async with opened(under_test, clock=Still()) as store:
-        await life(store, store.commit)
-        sound = under_test.look()
+
+        async def commit_soundly(*given: Transition) -> Any:
+            result = await store.commit(*given)
+            pictures.append(under_test.look())
+            return result
+
+        await life(store, commit_soundly)
     for at in range(1, 1000):
-        broken, met = under_test.fresh(), 0
+        broken, done, met = under_test.fresh(), 0, 0
         async with opened(broken, clock=Still()) as store:
 
             async def commit(*given: Transition, store: Store = store, broken: StoreUnderTest = broken) -> Any:
-                nonlocal met
+                nonlocal done, met
                 while True:
-                    before = broken.look()
                     try:
-                        return await store.commit(*given)
+                        result = await store.commit(*given)
                     except StoreError as error:
                         met += 1
                         # In a burst, the connection that should look for the commit may fail, too.
@@ -103,19 +108,27 @@ async def test_a_fault_at_any_statement_leaves_a_whole_state_and_the_next_attemp
                         assert "nothing was written" in str(error) or error.code == "store.commit_unknown"
                         assert broken.name in str(error)
                         assert error.retryable
-                        assert broken.look() == before
+                        assert broken.look() == pictures[done]
                         assert broken.can_write()
+                    else:
+                        done += 1
+                        return result
 
             broken.faults.arm(fault, at, until=at + burst - 1)
             await life(store, commit)
             reached = bool(broken.faults.met)
             broken.faults.disarm()
-            assert broken.look() == sound
+            assert broken.look() == pictures[-1]
         if not reached:
             assert at > 20
             return
         assert met >= 1
     pytest.fail("the faults did not run out")
+
+
+async def picture_when_empty(under_test: StoreUnderTest) -> Picture:
+    async with opened(under_test):
+        return under_test.look()
 
 
 @pytest.mark.asyncio

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import pytest
@@ -105,7 +106,8 @@ async def test_the_history_of_a_run_has_no_gap_whoever_writes_it(
     writing = asyncio.ensure_future(asyncio.to_thread(together, start_child, under_test, "note_all", 200))
     ours = 0
     while not writing.done():
-        await store.commit(lambda tx: note_event(tx, fence.run, Event("note", "parent", {"n": ours})))
+        event = Event("note", "parent", {"n": ours})
+        await store.commit(partial(note_event, run=fence.run, event=event))
         ours += 1
     await writing
     found: list[tuple[Any, ...]] = []

@@ -57,11 +57,17 @@ class Faults(Protocol):
 class StoreUnderTest(Protocol):
     """One store of a dialect. It is empty, and laid out when it is first opened."""
 
-    name: str
-    """How it is named in errors."""
-    address: str
-    """By which another process finds it: see `stores.find`."""
-    faults: Faults
+    @property
+    def name(self) -> str:
+        """How it is named in errors."""
+
+    @property
+    def address(self) -> str:
+        """By which another process finds it: see `stores.find`."""
+
+    @property
+    def faults(self) -> Faults:
+        """What its connections meet."""
 
     def fresh(self) -> StoreUnderTest:
         """Another one, empty, of the same dialect and with the same faults."""
