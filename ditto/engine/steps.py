@@ -131,6 +131,8 @@ class Step:
         self.arguments: State | None = None
         """What is recorded with an admission."""
         self.resent = False
+        self.again: str | None = None
+        """Why an attempt whose outcome is lost is made again; told with the next admission."""
 
     async def run(self, values: Values, *, skip: bool, end: RunEnd | None) -> StepEnd:
         """Bring the step to its end. `end`, the run's own, is committed with a value of the step, and only then.
@@ -272,6 +274,7 @@ class Step:
                 found = self._not_made(found.reason)
             if not isinstance(found, _Resend):
                 return await self._commit(found, action, end)
+            self.again = found.reason
         while True:
             outcome = await self._attempt(action, resources)
             if outcome is None:
@@ -280,7 +283,7 @@ class Step:
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
                     if not self.resent and not self.halted.is_set():
-                        self.resent = True
+                        self.resent, self.again = True, settled.reason
                         continue
                     settled = self._not_made(settled.reason)
                 outcome = settled
@@ -317,7 +320,9 @@ class Step:
     async def _admit(self, action: Action) -> None:
         """The last durable act before the attempt. A cancellation that comes with it finds nothing attempted."""
         row = self._new_row(StepState.ADMITTED, effect=action.effect, key=self._key(action), arguments=self.arguments)
-        body = {"attempt": self.attempt, "key": row.key}
+        body: dict[str, Any] = {"attempt": self.attempt, "key": row.key}
+        if self.again is not None:
+            body["again"], self.again = self.again, None
         try:
             await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
         except asyncio.CancelledError:
