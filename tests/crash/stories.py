@@ -40,7 +40,7 @@ def open_runtime(order: Order, **given: Any) -> Runtime:
     """A runtime on the order's store; a lost model call is asked again."""
     config = Config(
         endpoints={"scripted": Endpoint(base_url=order["provider"])} if "provider" in order else {},
-        runtime=RuntimeConfig(on_unknown_model_call="ask_again", grace_s=5),
+        runtime=RuntimeConfig(on_unknown_model_call="ask_again", grace_s=5, max_iterations=100_000),
         store=StoreConfig(synchronous="normal"),  # processes are killed here, not machines
     )
     return create_ditto(config, store=Path(order["store"]), **given)
@@ -245,6 +245,23 @@ async def use_slot(order: Order) -> Any:
         return [[each.run_id, each.status] for each in await runtime.recover()]
 
 
+# J04: a long loop
+
+
+async def count(order: Order) -> Any:
+    """So many rounds, each with a pure step."""
+    rounds = int(order["rounds"])
+    loop = Loop(
+        "count",
+        graph=Graph("round").step("next", lambda input: input + 1, effect="pure"),
+        update=lambda state, outputs: outputs["next"],
+        done=lambda state: state == rounds,
+        max_iterations=rounds,
+    )
+    async with open_runtime(order) as runtime:
+        return await runtime.loop(loop, 0, id=RUN)
+
+
 STORIES: Final[dict[str, Callable[[Order], Awaitable[Any]]]] = {
-    each.__name__: each for each in (answer, converse, ask_who, dive, use_slot)
+    each.__name__: each for each in (answer, converse, ask_who, dive, use_slot, count)
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from ditto.store.connection import Driver
 from ditto.testing.provider import Call, Reply, Text, ToolCalls, Usage, read_requests, reply_to_json
+from tests.crash import stories
 from tests.crash.conftest import Case, Nursery
 from tests.processes import ROOT
 
@@ -189,3 +193,49 @@ def test_d04_the_slot_of_a_holder_that_was_killed_is_free(case: Case) -> None:
     assert case.world.calls() == {("use", "a/1/use"): 1}, "the other one waited for the slot"
     assert case.live(story="use_slot")["result"] == [["a", "completed"], ["b", "completed"]]
     assert case.world.calls() == {("use", "a/1/use"): 2, ("use", "b/1/use"): 1}
+
+
+# J04
+
+
+class Counting(Driver):
+    """Counts what the connections are asked, and how much SQLite has to do for it."""
+
+    statements = 0
+    thousands = 0
+    """Of the instructions that SQLite's machine carried out."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.set_progress_handler(self._worked, 1_000)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        Counting.statements += 1
+        return super().execute(sql, parameters)
+
+    @staticmethod
+    def _worked() -> None:
+        Counting.thousands += 1
+
+
+def cost_of_resuming(case: Case, rounds: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Of the last ten rounds, after a process was killed before them: statements, and thousands of instructions."""
+    order = {"story": "count", "rounds": rounds}
+    assert case.live(**order, at=f"count/{rounds - 10}/next:completed:after") == KILLED
+    Counting.statements = Counting.thousands = 0
+    with monkeypatch.context() as patch:
+        patch.setattr("ditto.store.connection.Driver", Counting)
+        assert asyncio.run(stories.count({**order, "store": case.store})) == rounds
+    return Counting.statements, Counting.thousands
+
+
+@pytest.mark.sweep
+def test_j04_a_loop_of_twenty_thousand_rounds_goes_on_from_its_state(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it costs to go on does not depend on how far it is: nothing is replayed, and no history is read."""
+    short = cost_of_resuming(Case(nursery, tmp_path / "short"), 200, monkeypatch)
+    long = cost_of_resuming(Case(nursery, tmp_path / "long"), 20_000, monkeypatch)
+    # At most 64 outcomes are held: so many rounds may have to be computed again.
+    assert long[0] <= short[0] + 200
+    assert long[1] <= short[1] + 5

@@ -215,35 +215,6 @@ def asking(question: str, act: str, done: list[str]) -> Graph:
     )
 
 
-@pytest.mark.parametrize("answered", ["before", "after"])
-async def test_f07_a_run_that_waits_at_a_node_that_is_gone_is_blocked_and_its_answer_is_kept(
-    store_path: Path, answered: str
-) -> None:
-    done: list[str] = []
-    was, now = asking("review", "pay", done), Graph("asks").step("before", lambda: 1).step("pay", lambda: 2)
-
-    async def answer(runtime: Runtime) -> None:
-        await runtime.decide("x", "review", decision="approve", actor="ada")
-
-    async with opened(store_path, workflows=[now]) as runtime:
-        await runtime.run(was, id="x", on_wait="return")
-        waiting = [(run.run_id, run.workflow) for run in await runtime.runs(status="waiting")]
-        assert waiting == [("x", "asks")], "whom a change would hit is listed before it is deployed"
-        assert [wait.step for wait in (await runtime.get("x")).waits] == ["review"]
-        if answered == "before":
-            await answer(runtime)
-            assert [(each.run_id, each.status) for each in await runtime.recover()] == [("x", "blocked")]
-        state = "completed" if answered == "before" else "waiting"
-        for _ in range(2):
-            with pytest.raises(RunBlockedError, match=f"step review is recorded as {state}, and the graph has no node"):
-                await runtime.run(now, id="x", on_wait="return")
-        assert [run.run_id for run in await runtime.runs(status="blocked")] == ["x"]
-        if answered == "after":
-            await answer(runtime)
-        assert (await runtime.run(was, id="x"))["review"]["decision"] == "approve"
-    assert done == ["pay"]
-
-
 async def test_b12_an_approval_does_not_pass_to_a_node_of_another_name(store_path: Path) -> None:
     done: list[str] = []
     was, now = asking("review", "pay", done), asking("check", "transfer", done)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ditto import Graph, Runtime, Worker, create_ditto
-from ditto.effects import Committed
-from ditto.errors import StoreFullError
+from ditto import Config, Graph, Runtime, Worker, create_ditto
+from ditto.config import StoreConfig
+from ditto.effects import Absent, Committed
+from ditto.errors import StoreBusyError, StoreFullError
 from ditto.worker import StepContext
 from tests.processes import Child
 from tests.store.files import look
@@ -51,6 +52,54 @@ async def test_i06_a_full_disk_stops_the_run_and_space_lets_it_go_on(store_path:
         await execute(runtime, "PRAGMA max_page_count=1000000")
         assert await runtime.run(graph, id="run") == {"sell": "found"}
     assert effects == ["run/1/sell"]
+
+
+HOLD = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.asyncio
+async def test_i13_a_run_that_meets_a_lock_in_its_middle_stops_and_a_later_start_goes_on(
+    store_path: Path, start_child: Callable[..., Child]
+) -> None:
+    """Another process takes the lock for long just when an effect was made."""
+    effects: list[str] = []
+    holders: list[Child] = []
+
+    def pay(arguments: Any, ctx: StepContext) -> str:
+        effects.append(ctx.key)
+        holders.append(start_child(HOLD, store_path))
+        assert holders[0].line() == "locked"
+        return "paid"
+
+    def find(key: str, arguments: Any, ctx: StepContext) -> Committed | Absent:
+        return Committed("paid") if key in effects else Absent()
+
+    graph = (
+        Graph("order")
+        .step("before", lambda: 1)
+        .node("pay", "BANK.PAY", after=("before",), bind=lambda: {})
+        .step("after", lambda pay: pay, after=("pay",))
+    )
+    bank = Worker("BANK").node("BANK.PAY", pay, effect="write", lookup=find)
+    config = Config(store=StoreConfig(busy_timeout_s=0.2))
+    async with create_ditto(config, store=store_path, workers=[bank]) as runtime:
+        with pytest.raises(StoreBusyError, match=r"longer than store\.busy_timeout_s; nothing was written") as busy:
+            await runtime.run(graph, id="run")
+        assert str(store_path) in str(busy.value)
+        assert busy.value.run_id == "run"
+        assert (await runtime.get("run")).status == "unknown", "reading does not need the lock"
+    holders[0].kill()
+    assert [row[1:4] for row in look(store_path).steps] == [("before", "completed", 1), ("pay", "admitted", 1)]
+    async with create_ditto(config, store=store_path, workers=[bank]) as runtime:
+        assert await runtime.run(graph, id="run") == {"before": 1, "pay": "paid", "after": "paid"}
+    assert effects == ["run/1/pay"]
+    look(store_path)
 
 
 # Fork
