@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ditto import DefinitionError, Graph, RunBlockedError, Runtime, StepError, UnknownOutcomeError, Worker
+from ditto import DefinitionError, Graph, RunBlockedError, StepError, UnknownOutcomeError, Worker
 from tests.engine.scene import World, opened, states, status, story
 
 pytestmark = pytest.mark.asyncio
