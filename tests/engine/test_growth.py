@@ -9,10 +9,28 @@ from typing import Any
 
 import pytest
 
-from ditto import Config, Endpoint, Flow, FlowContext, Graph, LimitExceededError, Loop, Runtime, create_ditto
+from ditto import (
+    Action,
+    Config,
+    EffectClass,
+    Endpoint,
+    Flow,
+    FlowContext,
+    Graph,
+    LimitExceededError,
+    Loop,
+    NodeHandler,
+    Runtime,
+    StepContext,
+    UnknownOutcomeError,
+    Worker,
+    create_ditto,
+)
 from ditto.config import RuntimeConfig
+from ditto.store import queries
 from ditto.testing.provider import ScriptedProvider, Text
 from ditto_workers import create_infer_worker
+from tests.engine.scene import opened
 
 pytestmark = pytest.mark.asyncio
 
@@ -98,3 +116,31 @@ async def test_j01_a_session_costs_what_is_said_in_it(tmp_path: Path, hold: Any)
     hundred, two_hundred = [await size_bytes(folder, hold, turns) for turns, folder in folders.items()]
     assert two_hundred / hundred < 2.5
     assert (two_hundred - hundred) / 100 < 2.5 * TURN, "as the reference of the store says"
+
+
+@pytest.mark.parametrize(("first", "second"), [([1, "a"], [True, "a"]), ([{"n": 0.0}], [{"n": -0.0}, 1])])
+async def test_what_is_shared_is_equal_to_the_type(store_path: Path, first: list[Any], second: list[Any]) -> None:
+    """1 and True are equal, and what was asked with one of them was not asked with the other."""
+
+    def plan(arguments: Any) -> Action:
+        def call(ctx: StepContext) -> None:
+            if ctx.path == "b":
+                raise ConnectionError("lost, so that what was asked is kept for a person")
+
+        return Action(
+            label="ask", effect=EffectClass.WRITE, call=call, is_async=False, arguments=arguments,
+            recorded=lambda: {"list": list(arguments)}, growing=("list",),
+        )  # fmt: skip
+
+    graph = (
+        Graph("twice").node("a", "APP.ASK", bind=lambda: first).node("b", "APP.ASK", after=("a",), bind=lambda: second)
+    )
+    worker = Worker("APP").with_handler(NodeHandler("APP.ASK", plan))
+    async with opened(store_path, workers=[worker]) as runtime:
+        with pytest.raises(UnknownOutcomeError):
+            await runtime.run(graph, id="x")
+        assert runtime._opened is not None
+        row = await runtime._opened.store.read(queries.get_step, 1, "b")
+        assert row is not None
+        assert row.arguments is not None
+        assert repr(row.arguments.plain()) == repr({"list": second})
