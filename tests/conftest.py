@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.processes import Child
+from tests.store.faults import Faults, faulty_drivers
 
 # A busy machine is no failure: no example has a deadline.
 settings.register_profile("ditto", deadline=None, print_blob=True)
@@ -34,3 +35,10 @@ def start_child() -> Iterator[Callable[..., Child]]:
     yield start
     for child in children:
         child.close()
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    """What the connections of SQLite stores meet that are opened from now on."""
+    with faulty_drivers() as faults:
+        yield faults

@@ -40,6 +40,7 @@ from ditto.errors import (
     UnknownOutcomeError,
 )
 from ditto.runtime import Runtime, create_ditto
+from ditto.store.connection import Location, check_is_store
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -83,16 +84,16 @@ def with_store(store: Path | None, work: Callable[[Runtime], Awaitable[None]]) -
     """Do something with a runtime on a store that exists already: looking must not make one."""
     with errors_told():
         config = _config()
-        path = Path(config.store.path if store is None else store)
-        _check_exists(path)
-        anyio.run(_entered, create_ditto(config, store=path), work)
+        runtime = create_ditto(config, store=Path(config.store.path if store is None else store))
+        _check_store(runtime.location)
+        anyio.run(_entered, runtime, work)
 
 
 def with_application(application: str, store: Path | None, work: Callable[[Runtime], Awaitable[None]]) -> None:
     """The same with the application's own runtime. SIGTERM cancels the work, as Ctrl-C does: exit code 143."""
     with errors_told():
         runtime = load_application(application, store)
-        _check_exists(runtime.location.path)
+        _check_store(runtime.location)
         anyio.run(_entered, runtime, lambda opened: _until_terminated(work(opened)))
 
 
@@ -125,9 +126,11 @@ async def _until_terminated(work: Awaitable[Any]) -> None:
         raise typer.Exit(TERMINATED)
 
 
-def _check_exists(path: Path) -> None:
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no store; name another one with --store")
+def _check_store(location: Location) -> None:
+    """Refuse what is no store before it is opened: opening would lay one out."""
+    if not location.path.is_file():
+        raise ConfigError(f"{location.path}: there is no store; name another one with --store")
+    check_is_store(location)
 
 
 def _config() -> Config:

@@ -127,7 +127,7 @@ class Drive:
     def _grow(self, name: str, values: list[Any]) -> Items:
         """The values as Items that share what the longest known beginning of them has."""
         known = self._grown.setdefault(name, deque(maxlen=GROWN_MAX))
-        begun = max((items for items in known if values[: len(items)] == items), key=len, default=None)
+        begun = max((items for items in known if _begins_with(values, items)), key=len, default=None)
         if begun is not None:
             known.remove(begun)
         items = Items(values) if begun is None else begun.add(*values[len(begun) :])
@@ -503,6 +503,12 @@ class _Timed:
         took_s = time.monotonic() - self._began
         if took_s > SLOW_LOCAL_S:
             logger.warning("%s held the store for %.2f s: local handlers must be short", self._name, took_s)
+
+
+def _begins_with(values: list[Any], items: Items) -> bool:
+    """Whether the values begin with these, to the type: 1, 1.0 and True are equal, and not the same."""
+    begun = values[: len(items)]
+    return begun == items and repr(begun) == repr(items[:])
 
 
 def _as_store_error(error: BaseException) -> StoreError:

@@ -175,8 +175,9 @@ async def _create(store: Store, owner: Owner, request: Request, generation: int)
 
 async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> Opened:
     if run.owner is not None and run.owner != owner.id and owner.is_alive(run.owner):
+        which = run.run_id if run.generation == 1 else f"{run.run_id} (generation {run.generation})"
         raise RunBusyError(
-            f"run {run.run_id} is driven by another runtime, which is alive; wait for it, or cancel the run",
+            f"run {which} is driven by another runtime, which is alive; wait for it, or cancel the run",
             run_id=run.run_id,
             retryable=True,
         )

@@ -137,6 +137,8 @@ class Step:
         self.settled_by: str | None = None
         """What settles the outcome of the attempt, if it is not its own end."""
         self._subject: Subject | None = None
+        self.again: str | None = None
+        """Why an attempt whose outcome is lost is made again; told with the next admission."""
 
     async def run(self, values: Values, *, skip: bool, end: RunEnd | None) -> StepEnd:
         """Bring the step to its end. `end`, the run's own, is committed with a value of the step, and only then.
@@ -283,6 +285,7 @@ class Step:
                 found = self._not_made(found.reason)
             if not isinstance(found, _Resend):
                 return await self._commit(found, action, end)
+            self.again = found.reason
         while True:
             outcome = await self._attempt(action, resources)
             if outcome is None:
@@ -291,7 +294,7 @@ class Step:
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
                     if not self.resent and not self.halted.is_set():
-                        self.resent = True
+                        self.resent, self.again = True, settled.reason
                         continue
                     settled = self._not_made(settled.reason)
                 outcome = settled
@@ -333,7 +336,9 @@ class Step:
         """The last durable act before the attempt. A cancellation that comes with it finds nothing attempted."""
         row = self._new_row(StepState.ADMITTED, effect=action.effect, key=self._key(action), arguments=self.arguments)
         self.settled_by = None
-        body = {"attempt": self.attempt, "key": row.key}
+        body: dict[str, Any] = {"attempt": self.attempt, "key": row.key}
+        if self.again is not None:
+            body["again"], self.again = self.again, None
         try:
             await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
         except asyncio.CancelledError:

@@ -48,7 +48,8 @@ logger = logging.getLogger("ditto.store")
 
 Transition: TypeAlias = Callable[[Transaction], Any]
 Probe: TypeAlias = Callable[[str], None]
-"""Told `step path:transition:before` and `…:after`, around the moment each becomes durable. For `ditto.testing`."""
+"""Told `step path:transition:asked` when a unit is handed over, then `…:before` and `…:after` around the moment it is
+durable; in the thread that passes the point. For `ditto.testing`."""
 
 
 class Durable(asyncio.Future[Any]):
@@ -96,7 +97,7 @@ class Committer:
     """Owns the writing connection. `submit` may be called from the event loop's thread only."""
 
     probe: Probe | None = None
-    """Set on the class by `ditto.testing.crash`; None costs one comparison a batch."""
+    """Set on the class by `ditto.testing.crash`; None costs one comparison a unit, and two a batch."""
 
     def __init__(self, location: Location, clock: Clock) -> None:
         self.commits = 0
@@ -131,6 +132,7 @@ class Committer:
         """Hand over a unit; the future has its result once it is on disk. Raises StoreClosedError."""
         if self._closed:
             raise StoreClosedError("the store is closed; open a new runtime")
+        self._tell_probe([unit], "asked")
         unit.waiter = Durable(loop=self._loop)
         self._submitted.append(unit)
         if len(self._submitted) == 1:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import uuid_utils
 from sqlalchemy.dialects import sqlite
@@ -76,12 +76,16 @@ _inherited: Final[set[tuple[int, int]]] = set()
 _creating = threading.Lock()
 
 
-def connect(location: Location, *, read_only: bool = False) -> Driver:
-    """A connection with the store's settings to a file that exists. Raises StoreError."""
+def connect(location: Location, *, read_only: bool = False, mode: Literal["rw", "ro"] = "rw") -> Driver:
+    """A connection with the store's settings to a file that exists, opened in this mode of SQLite's. Raises StoreError.
+
+    A `read_only` connection does not write; but the last one to be closed brings a WAL back into the file, unless it
+    was opened in mode `ro`.
+    """
     path = location.path
     with driver_errors(path):
         db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw",
+            f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,
             timeout=location.busy_timeout_s,
             isolation_level=None,
@@ -148,6 +152,21 @@ def open_store(location: Location) -> str:
                 db.execute("ROLLBACK")
             raise
         return store_id
+
+
+def check_is_store(location: Location) -> None:
+    """Look whether the file is a store of ditto. Neither the file nor what lies beside it is altered.
+
+    Raises StoreForeignError for any other file, StoreSchemaError for a newer store, StoreError.
+    """
+    path = location.path
+    real = path.resolve()
+    # What a process that died has left beside the file is not ours to bring back into it; and only in mode `rw` does
+    # SQLite remove again what it makes beside a file that has nothing there.
+    left = any(real.with_name(real.name + end).exists() for end in ("-wal", "-journal"))
+    with closing(connect(location, read_only=True, mode="ro" if left else "rw")) as db, driver_errors(path):
+        if _check_header(db, path) == 0:
+            raise StoreForeignError(f"{path}: there is no store of ditto in this file; choose another path")
 
 
 def _create_file(path: Path) -> None:

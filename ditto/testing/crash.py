@@ -1,14 +1,16 @@
 """Crash points: a process that kills itself at a named point, as no mocked exception can.
 
 A point is named `step path:transition:before` or `…:after`: just before, and just after, the transition becomes
-durable. The path begins with the workflow's name, for example `prepare/sampled:admitted:after`; what happens to the
-run itself has the workflow's name alone, for example `prepare:created:before`.
+durable; or `…:asked`: it is decided on, and nothing of it has begun. The path begins with the workflow's name, for
+example `prepare/sampled:admitted:after`; what happens to the run itself has the workflow's name alone, for example
+`prepare:created:before`.
 
     python -m ditto.testing.crash --at prepare/sampled:admitted:after -m my.program argument…
     python -m ditto.testing.crash --record points.txt -m my.program argument…
 
 The first kills the program with SIGKILL at that point (`#2` behind it: at the second time); the second writes down
-every point that the program passes, one a line, so that a sweep can visit each.
+every point that the program passes, one a line, so that a sweep can visit each; without those named `asked`, where
+what is durable is the same as at `before`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ditto.store.committer import Committer
@@ -42,14 +45,23 @@ def record_points(file: Path) -> None:
     """From now on, append the name of every crash point that this process passes to `file`."""
 
     def probe(passed: str) -> None:
-        with file.open("a", encoding="utf-8") as out:
-            out.write(passed + "\n")
+        if not passed.endswith(":asked"):
+            with file.open("a", encoding="utf-8") as out:
+                out.write(passed + "\n")
 
     Committer.probe = staticmethod(probe)
 
 
+def watch_points(pass_point: Callable[[str], None]) -> None:
+    """From now on, call `pass_point` with the name of every point, in the thread that comes to it and waits meanwhile.
+
+    So a test holds a process at a point while another one moves. At `before`, it holds the store's write lock.
+    """
+    Committer.probe = staticmethod(pass_point)
+
+
 def stop() -> None:
-    """Neither kill nor record any more."""
+    """Neither kill, record nor watch any more."""
     Committer.probe = None
 
 

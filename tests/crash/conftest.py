@@ -65,7 +65,7 @@ class Case:
 
     nursery: Nursery
     folder: Path
-    workflow: str
+    workflow: str = ""
 
     @property
     def store(self) -> Path:

@@ -1,6 +1,7 @@
 """Real processes at the price of a fork: a program that has imported all it needs, has nothing open, and forks.
 
-One JSON line in: {"store", "world", "workflow", "at": a crash point, "record": a file, "kill_in": a handler}.
+One JSON line in: {"store", "world", "workflow", "at": a crash point, "record": a file, "kill_in": a handler}; or with
+"story", one of `stories.py`, in the place of the workflow, and what that story asks for.
 One JSON line out: {"signal": n} for a child that was killed, {"result": …} for one that came to its end, {"error": …}
 for one that failed.
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from ditto.testing import crash
 from tests.crash.flow import Flow, drive
+from tests.crash.stories import STORIES
 from tests.crash.world import World
 
 
@@ -29,8 +31,14 @@ def live(order: dict[str, Any]) -> Any:
         crash.record_points(Path(order["record"]))
     if order.get("at"):
         crash.kill_at(order["at"])
+    if "story" in order:
+        return asyncio.run(tell(order))
     flow = Flow(World(Path(order["world"])), order.get("kill_in"))
     return asyncio.run(drive(Path(order["store"]), flow, order["workflow"]))
+
+
+async def tell(order: dict[str, Any]) -> Any:
+    return await STORIES[order["story"]](order)
 
 
 def bear(order: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ditto import Graph, RunBlockedError, StepError, UnknownOutcomeError, Worker
+from ditto import DefinitionError, Graph, RunBlockedError, StepError, UnknownOutcomeError, Worker
 from tests.engine.scene import World, opened, states, status, story
 
 pytestmark = pytest.mark.asyncio
@@ -195,3 +195,43 @@ async def test_the_graphs_own_version_is_a_name_for_people(store_path: Path) -> 
     async with opened(store_path) as runtime:
         assert await runtime.run(Graph("g", version="2").step("a", lambda: 1), id="x", on_finished="reopen") == {"a": 1}
         assert (await runtime.get("x")).version == "1"
+
+
+# A run that waits for an answer
+
+
+def asking(question: str, act: str, done: list[str]) -> Graph:
+    """An approval, and what it permits."""
+
+    def do() -> str:
+        done.append(act)
+        return act
+
+    return (
+        Graph("asks")
+        .step("before", lambda: 1)
+        .approval(question, show=lambda before: {"pay": before}, after=("before",))
+        .step(act, do, after=(question,), effect="write")
+    )
+
+
+async def test_b12_an_approval_does_not_pass_to_a_node_of_another_name(store_path: Path) -> None:
+    done: list[str] = []
+    was, now = asking("review", "pay", done), asking("check", "transfer", done)
+    async with opened(store_path) as runtime:
+        await runtime.run(was, id="x", on_wait="return")
+        with pytest.raises(
+            RunBlockedError, match="step review is recorded as waiting, and the graph has no node review"
+        ):
+            await runtime.run(now, id="x", on_wait="return")
+        with pytest.raises(DefinitionError, match="step check asks for no approval"):
+            await runtime.decide("x", "check", decision="approve", actor="ada")
+        assert [wait.step for wait in (await runtime.get("x")).waits] == ["review"], "whose it is stays named"
+        await runtime.decide("x", decision="approve", actor="ada")
+        with pytest.raises(
+            RunBlockedError, match="step review is recorded as completed, and the graph has no node review"
+        ):
+            await runtime.run(now, id="x", on_wait="return")
+        assert done == []
+        assert (await runtime.run(was, id="x"))["pay"] == "pay"
+    assert done == ["pay"]

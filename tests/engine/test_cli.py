@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ditto.cli.main import app
+from ditto.store.connection import Location, open_store
 from tests.engine.commands import command, ditto, python, told_json
 from tests.processes import ROOT, Child
 
@@ -229,6 +230,123 @@ def test_a_store_that_is_missing_is_not_made(made: Path, tmp_path: Path, verb: l
     assert "there is no store" in done.stderr
     assert not (tmp_path / "data").exists()
     assert done.stdout == ""
+
+
+def make_empty(file: Path) -> None:
+    file.touch()
+
+
+def make_theirs(file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("CREATE TABLE theirs (x)")
+
+
+def make_theirs_with_a_wal(file: Path) -> None:
+    """In WAL mode, closed as it should be."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE theirs (x)")
+
+
+def make_theirs_left_open(file: Path) -> None:
+    """In WAL mode, by a process that died: what it wrote is in the WAL alone."""
+    source = (
+        "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None);"
+        "db.execute('PRAGMA journal_mode=WAL'); db.execute('CREATE TABLE theirs (x)'); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", source, str(file)], check=True)
+
+
+def make_named(file: Path) -> None:
+    """Another application's, by its id."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA application_id=252006673")
+
+
+def make_newer(file: Path) -> None:
+    """A store, of a schema that is not known yet."""
+    open_store(Location(file))
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("UPDATE ditto_meta SET value='9999' WHERE name='schema_version'")
+
+
+@pytest.mark.parametrize("verb", EVERY_VERB, ids=lambda verb: str(verb[0]))
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (make_empty, "there is no store of ditto in this file; choose another path"),
+        (make_theirs, "there is no store of ditto in this file; choose another path"),
+        (make_theirs_with_a_wal, "there is no store of ditto in this file; choose another path"),
+        (make_theirs_left_open, "there is no store of ditto in this file; choose another path"),
+        (make_named, "belongs to another application (id 252006673)"),
+        (make_newer, "the store has schema 9999, this ditto knows up to"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_what_is_no_store_is_refused_and_not_altered(
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: list[str],
+    make: Callable[[Path], None],
+    says: str,
+) -> None:
+    shutil.copy(made / "shop.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "ditto.db")
+
+    def lies_there() -> dict[str, bytes]:
+        return {
+            file.name: file.read_bytes()
+            for file in tmp_path.iterdir()
+            if file.is_file() and not file.name.endswith("-shm")
+        }
+
+    before = lies_there()
+    result = ditto(*verb, code=2)
+    assert says in result.stderr
+    assert result.stdout == ""
+    assert lies_there() == before
+    assert not (tmp_path / "ditto.db.owners").exists()
+
+
+def test_a_store_that_another_process_has_open_is_looked_at(shop: Path, start_child: Callable[..., Child]) -> None:
+    child = start_child(
+        "import asyncio, shop, sys\n"
+        "async def main():\n"
+        "    async with shop.create() as runtime:\n"
+        "        print('open', flush=True)\n"
+        "        sys.stdin.readline()\n"
+        "asyncio.run(main())",
+    )
+    assert child.line() == "open"
+    assert len(told_json("runs")) == len(STATUSES)
+
+
+HOLD: Final = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_i13_a_lock_that_is_not_given_up_ends_it_with_75_and_a_later_start_goes_on(
+    shop: Path, start_child: Callable[..., Child]
+) -> None:
+    (shop / "ditto.yaml").write_text("store:\n  path: ditto.db\n  busy_timeout_s: 0.2\n", encoding="utf-8")
+    child = start_child(HOLD, shop / "ditto.db")
+    assert child.line() == "locked"
+    done = command(shop, "cancel", "torn2", *WHO, code=2)
+    assert "no run has the id" in done.stderr, "looking does not need the lock"
+    done = command(shop, "cancel", "lost", *WHO, code=75)
+    assert "ditto.db: another process held the write lock for longer than store.busy_timeout_s" in done.stderr
+    assert "nothing was written, run again" in done.stderr
+    child.kill()
+    assert told_json("show", "lost")["status"] == "unknown"
+    command(shop, "cancel", "lost", *WHO)
+    assert told_json("show", "lost")["status"] == "cancelled"
 
 
 def test_the_store_is_the_one_of_the_configuration(shop: Path) -> None:

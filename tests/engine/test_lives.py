@@ -38,7 +38,7 @@ from ditto import (
     Worker,
 )
 from tests.engine.scene import events, on_disk, opened
-from tests.store.faults import FULL, IO, LOCKED, Faults, FaultyDriver
+from tests.store.faults import FULL, IO, LOCKED, Faults
 
 LIVES_MAX = 60
 CALM_AFTER = 40
@@ -270,15 +270,6 @@ async def play_seeds(folder: Path, seeds: range, faults: Faults) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}: SEED={seed} pytest tests/engine/test_lives.py -k replay")
             raise
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Every connection from now on may meet faults."""
-    monkeypatch.setattr("ditto.store.connection.Driver", FaultyDriver)
-    faults = Faults()
-    monkeypatch.setattr(FaultyDriver, "faults", faults)
-    return faults
 
 
 @pytest.mark.asyncio

@@ -25,7 +25,7 @@ from ditto import (
 )
 from ditto.engine import recovering
 from tests.engine.scene import Gate, World, opened, status, wait_until
-from tests.store.faults import FULL, IO, LOCKED, Faults, FaultyDriver
+from tests.store.faults import FULL, IO, LOCKED, Faults
 
 pytestmark = pytest.mark.asyncio
 
@@ -200,15 +200,6 @@ async def test_d02_two_that_recover_at_once_do_the_work_once(store_path: Path, s
         await asyncio.gather(first.recover(), second.recover())
         assert {run.status for run in await first.runs()} == {"completed"}
     assert shop.world.effects == once(20)
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Every connection from now on may meet faults."""
-    monkeypatch.setattr("ditto.store.connection.Driver", FaultyDriver)
-    faults = Faults()
-    monkeypatch.setattr(FaultyDriver, "faults", faults)
-    return faults
 
 
 @pytest.mark.parametrize("fault", [LOCKED, IO, FULL], ids=["locked", "I/O", "full"])

@@ -648,3 +648,40 @@ async def test_failures_carry_their_events(store_path: Path) -> None:
             "message": "card blocked",
         }
         assert bodies["run_failed"] == {"code": "card.blocked"}
+
+
+async def test_d11_a_retry_that_hangs_is_given_up_and_made_again_and_nothing_waits_for_it(
+    store_path: Path, world: World
+) -> None:
+    """Its deadline ends it; and if its process ends first, the run is nobody's, and is taken up at once."""
+    begun = 0
+    hangs = asyncio.Event()
+
+    async def act(ctx: StepContext) -> str:
+        nonlocal begun
+        begun += 1
+        if ctx.attempt == 1:
+            raise ValueError("the first attempt fails")
+        if ctx.attempt in (2, 3):
+            hangs.set()
+            await asyncio.Event().wait()
+        return world.act(ctx)
+
+    def graph(timeout_s: float) -> Graph:
+        retry = Retry(5, initial_s=0)
+        return Graph("g").step("a", act, retry=retry, timeout_s=timeout_s)
+
+    async with opened(store_path) as runtime:
+        assert await runtime.run(graph(0.02), id="x") == {"a": "done x/1/a"}
+        assert (await story(runtime, "x")).count("step_retrying a") == 3
+        assert (begun, world.effects) == (4, {"x/1/a": 1})
+    async with opened(store_path, grace_s=0) as runtime:
+        hangs.clear()
+        running = asyncio.create_task(runtime.run(graph(3600), id="y"))
+        await hangs.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        assert await status(runtime, "y") == "interrupted"
+    async with opened(store_path, workflows=[graph(0.02)]) as runtime:
+        assert [(each.run_id, each.status) for each in await runtime.recover()] == [("y", "completed")]
+    assert world.effects == {"x/1/a": 1, "y/1/a": 1}

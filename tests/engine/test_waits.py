@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
 
-from ditto import DefinitionError, Graph, RunNotFoundError, Runtime, TransitionRefusedError, Waiting, create_ditto
+from ditto import (
+    DefinitionError,
+    Flow,
+    FlowContext,
+    Graph,
+    Loop,
+    RunNotFoundError,
+    Runtime,
+    TransitionRefusedError,
+    Waiting,
+    create_ditto,
+)
 from ditto.clock import Clock
 from ditto.engine.drive import Drive
 from ditto.store.records import RunEnd
-from tests.engine.scene import told
+from tests.engine.scene import Gate, told
 
 pytestmark = pytest.mark.asyncio
 
@@ -46,6 +58,12 @@ class Ledger:
         )
 
 
+async def waits_at(runtime: Runtime, run_id: str, step: str) -> None:
+    """Return when the run waits at that step."""
+    while step not in [wait.step for wait in (await runtime.get(run_id)).waits]:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+
+
 async def park(runtime: Runtime, graph: Graph, input: Any, run_id: str) -> Waiting:
     waiting = await runtime.run(graph, input, id=run_id, on_wait="return")
     assert isinstance(waiting, Waiting)
@@ -72,6 +90,77 @@ async def test_a01_the_work_before_a_question_is_done_once(tmp_path: Path) -> No
         await runtime.decide("o-17", "review", decision="approve", actor="ada", digest=waiting.waits[0].digest)
         assert (await runtime.run(graph, {"amount": 5}, id="o-17"))["end"] == [1, "approve"]
     assert posted == [5]
+
+
+async def test_b01_two_questions_at_once_have_names_of_their_own_over_restarts(tmp_path: Path) -> None:
+    drawn: list[str] = []
+
+    def draw(shape: str) -> Callable[[], None]:
+        return lambda: drawn.append(shape)
+
+    def approved(answer: str) -> Callable[..., bool]:
+        return (
+            (lambda circle: circle["decision"] == "approve")
+            if answer == "circle"
+            else (lambda square: square["decision"] == "approve")
+        )
+
+    graph = Graph("draw")
+    for shape in ("circle", "square"):
+        graph = graph.approval(shape, show=lambda input: {"draw": input["size"]}).step(
+            f"draw-{shape}", draw(shape), after=(shape,), when=approved(shape), effect="write"
+        )
+
+    async def look(decide: Literal["approve", "reject"] | None, step: str) -> dict[str, Any]:
+        async with create_ditto(store=tmp_path / "d.db") as runtime:
+            came_to = await runtime.run(graph, {"size": 3}, id="r", on_wait="return")
+            waits = came_to.waits if isinstance(came_to, Waiting) else ()
+            if decide is not None:
+                await runtime.decide("r", step, decision=decide, actor="ada")
+            return {wait.step: wait.digest for wait in waits}
+
+    first = await look("reject", "square")
+    assert sorted(first) == ["circle", "square"]
+    assert first["circle"] != first["square"], "what is shown is the same, and where it is asked is not"
+    assert await look("approve", "circle") == {"circle": first["circle"]}
+    assert await look(None, "") == {}
+    assert drawn == ["circle"]
+
+
+async def test_b06_an_answer_is_not_lost_when_another_branch_ends(tmp_path: Path) -> None:
+    """B asks three times; each answer and each next question come while A runs, and A ends in the middle of B."""
+    gate = Gate()
+
+    async def slow(input: Any) -> str:
+        await gate.pause()
+        return "a"
+
+    questions = Loop(
+        "questions",
+        graph=Graph("round").approval("ask", show=lambda input: len(input)),
+        update=lambda state, outputs: [*state, outputs["ask"]["reason"]],
+        done=lambda state: len(state) == 3,
+        max_iterations=3,
+    )
+
+    async def both(ctx: FlowContext, input: Any) -> Any:
+        return await asyncio.gather(ctx.step("a", slow), ctx.loop("b", questions, []))
+
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        running = asyncio.ensure_future(runtime.run(Flow("both", both), None, id="r"))
+        await gate.came()
+        for number in range(1, 4):
+            step = f"b/{number}/ask"
+            await waits_at(runtime, "r", step)
+            if number == 2:
+                gate.open()
+                await told(runtime, "r", "step_completed")
+                assert [wait.step for wait in (await runtime.get("r")).waits] == [step], "its second round is intact"
+            await runtime.decide("r", step, decision="approve", actor="ada", reason=f"answer {number}")
+        assert await running == ["a", ["answer 1", "answer 2", "answer 3"]]
+        kinds = [event.kind async for event in runtime.events("r")]
+        assert kinds.count("step_waiting") == kinds.count("approval_decided") == 3
+    assert gate.count == 1
 
 
 async def test_b02_b04_one_answer_ends_one_of_three_waits(tmp_path: Path) -> None:

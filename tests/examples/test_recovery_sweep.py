@@ -134,7 +134,7 @@ def test_case_23_every_crash_point_of_an_approval(tmp_path: Path, order: Order) 
 
 
 @pytest.mark.sweep
-def test_case_23_every_crash_point_of_a_chain_that_is_undone(tmp_path: Path, transfer: Transfer) -> None:
+def test_case_23_q04_every_crash_point_of_a_chain_that_is_undone(tmp_path: Path, transfer: Transfer) -> None:
     sweep(tmp_path, undone(transfer))
 
 

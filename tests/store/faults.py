@@ -1,31 +1,40 @@
-"""A store whose committer meets faults at a chosen statement."""
+"""SQLite connections whose committer meets faults at a chosen statement."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+from unittest import mock
 
 from ditto.store.connection import Driver
+from tests.store.conformance.under_test import Fault
 
-LOCKED = ("database is locked", sqlite3.SQLITE_BUSY)
-FULL = ("database or disk is full", sqlite3.SQLITE_FULL)
-IO = ("disk I/O error", sqlite3.SQLITE_IOERR)
+LOCKED, FULL, IO = Fault.LOCKED, Fault.FULL, Fault.IO
+
+_ERRORS: Final = {
+    LOCKED: ("database is locked", sqlite3.SQLITE_BUSY),
+    FULL: ("database or disk is full", sqlite3.SQLITE_FULL),
+    IO: ("disk I/O error", sqlite3.SQLITE_IOERR),
+}
 
 
-def sqlite_error(fault: tuple[str, int]) -> sqlite3.OperationalError:
+def sqlite_error(fault: Fault) -> sqlite3.OperationalError:
     """The error that the driver raises for it."""
-    error = sqlite3.OperationalError(fault[0])
-    error.sqlite_errorcode = fault[1]
+    text, code = _ERRORS[fault]
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
     return error
 
 
 @dataclass
 class Faults:
-    """What the committer's statements meet. They are counted from 1 after `arm`."""
+    """What the committer's statements meet. See `under_test.Faults`."""
 
-    fault: tuple[str, int] = IO
+    fault: Fault = IO
     at: int = 0
     """The statement that fails; 0 for none."""
     until: int = 0
@@ -38,7 +47,7 @@ class Faults:
     met: list[str] = field(default_factory=list)
     """The statements that failed."""
 
-    def arm(self, fault: tuple[str, int], at: int, *, until: int = 0, only: str = "", after: bool = False) -> None:
+    def arm(self, fault: Fault, at: int, *, until: int = 0, only: str = "", after: bool = False) -> None:
         """From now on, fail."""
         self.fault, self.at, self.until, self.only, self.after, self.count = fault, at, until, only, after, 0
         self.met = []
@@ -72,3 +81,14 @@ class FaultyDriver(Driver):
         if failing:
             raise sqlite_error(self.faults.fault)
         return cursor
+
+
+@contextmanager
+def faulty_drivers() -> Iterator[Faults]:
+    """Every connection that is made meanwhile may meet these faults."""
+    faults = Faults()
+    with (
+        mock.patch("ditto.store.connection.Driver", FaultyDriver),
+        mock.patch.object(FaultyDriver, "faults", faults),
+    ):
+        yield faults

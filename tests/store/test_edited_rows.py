@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from ditto import Graph, Loop, Worker, create_ditto
 from ditto.effects import Committed
 from ditto.errors import DittoError, LimitExceededError, StoreDamagedError
+from ditto.store import queries
 from ditto.store.schema import metadata
+from ditto.store.store import Store
 from ditto.worker import StepContext
+from tests.store.files import opened
+from tests.store.scenes import create, get, record, step
 
 MARKER = """
 from pathlib import Path
@@ -177,3 +182,63 @@ async def use_everything(path: Path, where: str) -> None:
                     pytest.fail(f"{where}: {type(error).__name__}: {error}")
     except DittoError as error:
         assert "ditto_meta" in where, f"{where}: {error}"
+
+
+# One row, edited
+
+
+@pytest_asyncio.fixture
+async def store(store_path: Path) -> AsyncIterator[Store]:
+    """An open store."""
+    async with opened(store_path) as store:
+        yield store
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE ditto_runs SET status='os.system'", "ditto_runs, row 1: no release of ditto writes the status"),
+        ("UPDATE ditto_steps SET state='marker:touch'", "ditto_steps, step a: no release of ditto writes the state"),
+        ("UPDATE ditto_steps SET output='@00'", "missing from ditto_values"),
+        ("UPDATE ditto_steps SET output=''", "holds no value"),
+        ("UPDATE ditto_steps SET output=x'80049503'", "another type than ditto writes"),
+        ("UPDATE ditto_events SET body='!!python/object:os.system'", "is no JSON"),
+        ("UPDATE ditto_events SET body=x'80049503'", "is no JSON"),
+    ],
+)
+async def test_h01_an_edited_row_is_named_as_damage(store: Store, statement: str, says: str) -> None:
+    fence = await create(store)
+    await record(store, fence, step("a"))
+    await store.commit(lambda tx: tx.db.execute(statement).rowcount)
+
+    def read_all(db: Any) -> None:
+        queries.get_run(db, "run")
+        queries.list_steps(db, fence.run)
+        queries.list_events(db, fence.run, 0, 10)
+
+    with pytest.raises(StoreDamagedError, match=says):
+        await store.read(read_all)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("body", ["", "os.system", "[1", "!!python/object/apply:os.system [id]"])
+async def test_h01_an_edited_value_is_named_as_damage(store: Store, body: str) -> None:
+    fence = await create(store)
+    await record(store, fence, step("a", output="x" * 1000))
+    await store.commit(lambda tx: tx.db.execute("UPDATE ditto_values SET body=?", [body]).rowcount)
+    row = await store.read(queries.get_step, fence.run, "a")
+    assert row is not None
+    assert row.output is not None
+    with pytest.raises(StoreDamagedError, match="restore a backup"):
+        row.output.decode()
+
+
+@pytest.mark.asyncio
+async def test_h03_a_name_with_a_nul_in_it_matches_only_itself(store: Store) -> None:
+    """SQLite keeps it; whoever runs a workflow cannot give it, since it cannot be printed."""
+    names = ["a\x00b", "a", "a\x00", "a\x00b\x00"]
+    for name in names:
+        await create(store, name)
+    assert [(await get(store, name)).run_id for name in names] == names
+    assert await store.read(queries.get_run, "a\x00c") is None

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from ditto import Graph, Runtime, Worker, create_ditto
 from ditto.errors import DefinitionError, OutputError, StepError, StoreError
 from ditto.worker import Outcome, StepContext
-from tests.store.scenes import can_write, look
+from tests.store.files import can_write, look
 
 INSERT = "INSERT INTO mine VALUES (?)"
 

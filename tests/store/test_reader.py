@@ -17,7 +17,8 @@ from ditto.errors import StoreClosedError, StoreDamagedError
 from ditto.store import queries, transitions
 from ditto.store.records import Event
 from tests.processes import Child
-from tests.store.scenes import create, opened
+from tests.store.files import opened
+from tests.store.scenes import create
 
 
 def truncate_wal(path: Path) -> int:
@@ -160,7 +161,7 @@ POLL = """
 import asyncio, sys
 from pathlib import Path
 from ditto.store import queries
-from tests.store.scenes import look, opened
+from tests.store.files import look, opened
 
 async def main():
     async with opened(Path(sys.argv[1])) as store:

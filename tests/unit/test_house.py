@@ -121,6 +121,17 @@ def test_only_the_store_speaks_sql() -> None:
                 assert for_types, f"{path} imports {name}"
 
 
+def test_the_conformance_suite_knows_no_dialect() -> None:
+    """Else a second store could not be put through it. What is SQLite's alone is tested in `tests/store` itself."""
+    folder = ROOT / "tests" / "store" / "conformance"
+    of_sqlite = ("sqlite3", "ditto.store.connection", "tests.store.files", "tests.store.faults")
+    paths = [folder / "under_test.py", *folder.glob("test_*.py"), folder.parent / "scenes.py"]
+    assert len(paths) > 5
+    for path in paths:
+        assert not {name for name, _ in imports(path)} & set(of_sqlite), path
+        assert not {word for word in ("PRAGMA", "sqlite", "create_ditto(") if word in path.read_text()}, path
+
+
 def test_public_names_are_pinned() -> None:
     assert sorted(ditto.__all__) == sorted(PUBLIC_NAMES)
     for name in ditto.__all__:
