@@ -18,7 +18,8 @@ from ditto.store.records import Seen
 from ditto.store.schema import StepState
 from tests.processes import Child
 from tests.receipts.chains import PAID, certified
-from tests.store.scenes import create, look, opened, step, told
+from tests.store.files import look, opened
+from tests.store.scenes import create, step, told
 
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -108,14 +109,14 @@ async def test_a_transition_that_is_refused_certifies_nothing_and_its_neighbours
         fence = await create(store)
         for name in ("a", "b", "c"):
             row = step(name, StepState.ADMITTED)
-            await store.commit(lambda tx, row=row: transitions.record_steps(tx, fence, [row], [told(row)]))  # type: ignore[misc]
+            await store.commit(lambda tx, row=row: transitions.record_steps(tx, fence, [row], [told(row)]))
         units = []
         for name, seen in (("a", 1), ("b", 7), ("c", 1)):
             row = step(name)
             row.receipt = PAID
             units.append(
                 store.commit(
-                    lambda tx, row=row, seen=seen: transitions.move_step(  # type: ignore[misc]
+                    lambda tx, row=row, seen=seen: transitions.move_step(
                         tx, fence, row, Seen(StepState.ADMITTED, seen), [told(row)]
                     )
                 )
@@ -129,7 +130,7 @@ async def test_a_transition_that_is_refused_certifies_nothing_and_its_neighbours
 
 async def _outcome(unit: object) -> object:
     try:
-        return await unit  # type: ignore[misc]
+        return await unit
     except Exception as error:  # noqa: BLE001 - looked at by the test
         return error
 

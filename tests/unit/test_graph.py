@@ -111,10 +111,6 @@ def star(*values: Any) -> Any:
     return values
 
 
-def double_star(**values: Any) -> Any:
-    return values
-
-
 def positional(input: Any, /) -> Any:
     return input
 
@@ -153,7 +149,6 @@ def test_functions_name_the_values_they_want(function: Callable[..., Any], names
 
 BAD: list[tuple[str, Any, str]] = [
     ("*args", star, "*values: 'Any' cannot be bound"),
-    ("**kwargs", double_star, "**values: 'Any' cannot be bound"),
     ("positional only", positional, "input: 'Any' cannot be bound"),
     ("another name", lambda other: 1, "asks for 'other', which it cannot get. It may name: input, a"),
     ("a node that it does not come after", lambda b: 1, "asks for 'b'"),
@@ -301,3 +296,11 @@ def test_to_networkx_has_the_nodes_and_edges() -> None:
     assert set(drawn.edges) == {("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")}
     assert drawn.nodes["c"] == {"type": "SHOP.PRICE", "version": "2"}
     assert drawn.graph == {"name": "diamond", "version": "3"}
+
+
+def test_two_stars_take_all_that_is_not_named() -> None:
+    graph = Graph("g").step("a", lambda: 1).step("b-2", lambda: 2)
+    join = graph.step("join", lambda a, **values: values, after=("a", "b-2")).nodes["join"]
+    assert join.bind_names == ("a", "input", "b-2")
+    with_context = graph.step("join", lambda ctx, **values: values, after=("a",)).nodes["join"]
+    assert (with_context.bind_names, with_context.takes_context) == (("input", "a"), True)
