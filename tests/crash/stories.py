@@ -5,6 +5,8 @@ Each is an async function of the process's order; it opens a runtime, does its p
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -223,7 +225,7 @@ async def dive(order: Order) -> Any:
 
 
 async def use_slot(order: Order) -> Any:
-    """Two runs at once of a worker that does one thing at a time."""
+    """Two runs at once of a worker that does one thing at a time; the process may die while the first one does it."""
     world = World(Path(order["world"]))
     inside = 0
 
@@ -232,13 +234,15 @@ async def use_slot(order: Order) -> Any:
         inside += 1
         assert inside == 1, "one at a time"
         done = world.act("use", ctx.key)
+        if order.get("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
         inside -= 1
         return done
 
     worker = Worker("DB", concurrency=1).node("DB.USE", use, effect="idempotent")
     graph = Graph("use").node("use", "DB.USE", bind=lambda: {}).step("after", lambda: 1, after=("use",))
     async with open_runtime(order, workers=[worker], workflows=[graph]) as runtime:
-        if order.get("begins"):
+        if order.get("dies"):
             async with anyio.create_task_group() as runs:
                 for name in ("a", "b"):
                     runs.start_soon(partial(runtime.run, graph, id=name))
