@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from ditto.cli import asking, deciding, driving
+from ditto.cli import asking, deciding, driving, receipts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +35,8 @@ app.command("approve")(deciding.approve_step)
 app.command("reject")(deciding.reject_step)
 app.command("cancel")(deciding.cancel_run)
 app.command("resolve")(deciding.resolve_step)
+
+app.add_typer(receipts.app, name="receipt")
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, NoReturn
 
+from ditto.errors import InvalidValueError
+
 SCHEMA: Final = "ditto.receipt.v1"
 
 LINE_BYTES_MAX: Final = 1024 * 1024
@@ -170,10 +172,13 @@ def _seal(receipt_id: str, signature: str) -> tuple[bytes, bytes]:
 def hash_arguments(value: Any) -> str:
     """SHA-256 of arguments as JSON: keys in order, no spaces, numbers as Python writes them.
 
-    Where all numbers are integers below 2**53 that is their RFC 8785 form. Raises ValueError for what is no JSON.
+    Where all numbers are integers below 2**53 that is their RFC 8785 form. Raises InvalidValueError.
     """
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    try:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"the arguments are no JSON data ({error})") from None
 
 
 def read_json_strictly(text: str) -> Any:

@@ -411,12 +411,22 @@ def test_every_effect_class_is_documented() -> None:
         assert f"`{word}`" in read("concepts/effects.md")
 
 
+def verbs_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each verb by its full name, `receipt export` for one of a group."""
+    for name, verb in group.commands.items():
+        if hasattr(verb, "commands"):
+            yield from verbs_of(verb, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", verb
+
+
 def test_every_verb_and_option_of_the_command_is_documented() -> None:
     text = read("reference/cli.md")
     command: Any = typer.main.get_command(app)
-    documented = set(re.findall(r"^### `ditto (\w+)", text, re.MULTILINE))
-    assert documented == set(command.commands)
-    for name, verb in command.commands.items():
+    documented = set(re.findall(r"^### `ditto ([a-z-]+(?: [a-z-]+)?)", text, re.MULTILINE))
+    verbs = dict(verbs_of(command))
+    assert documented == set(verbs)
+    for name, verb in verbs.items():
         section = text.partition(f"\n### `ditto {name}")[2].partition("\n###")[0]
         options = {option for parameter in verb.params for option in parameter.opts if option.startswith("--")}
         for option in options - {"--store", "--json", "--help"}:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,30 +111,20 @@ async def test_a_transition_that_is_refused_certifies_nothing_and_its_neighbours
         fence = await create(store)
         for name in ("a", "b", "c"):
             row = step(name, StepState.ADMITTED)
-            await store.commit(lambda tx, row=row: transitions.record_steps(tx, fence, [row], [told(row)]))
+            await store.commit(partial(transitions.record_steps, fence=fence, rows=[row], events=[told(row)]))
         units = []
         for name, seen in (("a", 1), ("b", 7), ("c", 1)):
             row = step(name)
             row.receipt = PAID
+            at = Seen(StepState.ADMITTED, seen)
             units.append(
-                store.commit(
-                    lambda tx, row=row, seen=seen: transitions.move_step(
-                        tx, fence, row, Seen(StepState.ADMITTED, seen), [told(row)]
-                    )
-                )
+                store.commit(partial(transitions.move_step, fence=fence, row=row, seen=at, events=[told(row)]))
             )
-        results = [isinstance(await _outcome(unit), Exception) for unit in units]
+        results = [isinstance(each, Exception) for each in await asyncio.gather(*units, return_exceptions=True)]
         assert results == [False, True, False]
     assert [row[1:3] for row in look(store_path).steps] == [("a", "completed"), ("b", "admitted"), ("c", "completed")]
     with closing(sqlite3.connect(store_path)) as db:
         assert db.execute("SELECT id FROM ditto_receipts").fetchall() == [(1,), (2,)]
-
-
-async def _outcome(unit: object) -> object:
-    try:
-        return await unit
-    except Exception as error:  # noqa: BLE001 - looked at by the test
-        return error
 
 
 def test_the_end_of_the_chain_is_read_in_each_transaction(tmp_path: Path) -> None:
