@@ -191,6 +191,10 @@ class _TurnCalls(ABC):
     async def invoke(self, call_id: str, name: str, arguments: Any, plan: Callable[[], Action]) -> Any:
         return await self._operation(call_id, name, arguments, replace(_node(TOOL), planned=plan))
 
+    @abstractmethod
+    async def settle(self) -> None:
+        """See TurnContext."""
+
     async def _operation(self, call_id: str, name: str, arguments: Any, node: Node) -> Any:
         """The outcome of a tool call. Asked for again, it is the same one; its caller may give it up, it goes on."""
         asked = {"tool": name, "arguments": arguments}
@@ -277,6 +281,9 @@ class _Driven(_TurnCalls):
     async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
         return await self._flow.perform(node, lambda run: self._refuse_mismatch(node, asked, run))
 
+    async def settle(self) -> None:
+        await self._noted(self._flow.settle())
+
     async def drain(self) -> None:
         """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""
         under_way = [each.outcome for each in self.operations.values() if not each.outcome.done()]
@@ -300,6 +307,9 @@ class _Replayed(_TurnCalls):
 
     def _row(self, path: str) -> StepRow | None:
         return self._rows.get(path)
+
+    async def settle(self) -> None:
+        """All of it is durable."""
 
     async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
         row = self._rows.get(node.name)
