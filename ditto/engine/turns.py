@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -66,8 +66,16 @@ class TurnFlow(Flow):
     carries: ClassVar[bool] = True
 
 
-def turn_flow(turn: Turn, function: TurnFunction[Any], router: Router, store: Store, returned: list[Any]) -> TurnFlow:
-    """The Flow that calls `function` with a TurnContext. What it returned goes into `returned`, too: it may be no data.
+@dataclass(slots=True)
+class Ended:
+    """What a turn's function itself came to, in this process: it may have returned no data, or raised anything."""
+
+    returned: list[Any] = field(default_factory=list)
+    raised: Exception | None = None
+
+
+def turn_flow(turn: Turn, function: TurnFunction[Any], router: Router, store: Store, ended: Ended) -> TurnFlow:
+    """The Flow that calls `function` with a TurnContext, and notes what it came to.
 
     The run's own result is `{"value": …}`, or `{}` if that is nothing that can be stored.
     """
@@ -75,12 +83,16 @@ def turn_flow(turn: Turn, function: TurnFunction[Any], router: Router, store: St
     async def run(ctx: Any, input: Any) -> dict[str, Any]:
         calls = _Driven(turn, router, store, cast(FlowRun, ctx))
         try:
-            value = await function(calls)
-        finally:
-            await calls.drain()
-        if calls.failure is not None:
-            raise calls.failure
-        returned.append(value)
+            try:
+                value = await function(calls)
+            finally:
+                await calls.drain()
+            if calls.failure is not None:
+                raise calls.failure
+        except Exception as error:
+            ended.raised = error
+            raise
+        ended.returned.append(value)
         try:
             encode(as_data(value), what="the result", max_bytes=RESULT_BYTES_MAX)
         except DittoError:
