@@ -25,6 +25,7 @@ from ditto.config import RuntimeConfig
 from ditto.journal.pydantic_ai import DittoDurability, current_step
 from ditto.testing import crash
 from ditto.testing.provider import Call, Reply, Text, ToolCalls
+from tests.crash import nursery
 from tests.crash.world import World
 
 KEY: dict[str, Any] = {"namespace": "report-v1", "thread": "thread-1", "turn": "turn-1"}
@@ -129,4 +130,8 @@ def live(order: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(live(json.loads(sys.argv[1]))) + "\n")
+    # One life by itself, or a nursery of lives whose provider is at the given address.
+    if sys.argv[1] == "--nursery":
+        nursery.serve(live, {"mode": "generate", "tools": 1, "base_url": sys.argv[2]})
+    else:
+        sys.stdout.write(json.dumps(live(json.loads(sys.argv[1]))) + "\n")

@@ -9,7 +9,16 @@ from typing import Any, Final
 from pydantic_ai import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
 from pydantic_ai.tools import ToolDefinition
 
-from ditto import Action, DefinitionError, EffectClass, EffectNotMade, EffectRejected, StepContext, ToolError
+from ditto import (
+    Action,
+    DefinitionError,
+    DittoError,
+    EffectClass,
+    EffectNotMade,
+    EffectRejected,
+    StepContext,
+    ToolError,
+)
 from ditto.journal.pydantic_ai.records import write_result
 
 METADATA_KEY: Final = "ditto"
@@ -18,6 +27,10 @@ SIGNALS: Final = (ModelRetry, ToolFailed, ApprovalRequired, CallDeferred)
 """What a tool tells the framework by raising it: a definite value, not an unknown outcome."""
 
 _SAID: Final = (ToolError, EffectRejected, EffectNotMade)
+
+
+class WithinFailed(Exception):
+    """Another run, which a tool started, did not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,11 @@ class ToolEffect:
                     # The framework cut it short, and would let the model call it again.
                     raise TimeoutError(f"tool {name} was cut short: {signal.message}") from signal
                 return signal
+            except DittoError as error:
+                if error.run_id is None:
+                    raise
+                # It says what another run came to, and nothing about what else this tool did.
+                raise WithinFailed(f"{type(error).__name__}: {error.message}") from error
 
         effect = self._effect_of(name, arguments)
         return Action(

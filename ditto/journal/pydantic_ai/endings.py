@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any, Final
 
 from pydantic_ai.exceptions import (
@@ -63,10 +64,16 @@ def told_apart() -> Generator[None]:
     except UnexpectedModelBehavior as error:
         raise invalid_answer(error.message, error.body) from error
     except Exception as error:
+        if isinstance(error, ModelAPIError) and isinstance(error.__cause__, JSONDecodeError | UnicodeDecodeError):
+            raise invalid_answer(error.message, _undecodable(error.__cause__)) from error
         refusal = refusal_of(error)
         if refusal is None:
             raise
         raise refusal from error
+
+
+def _undecodable(error: JSONDecodeError | UnicodeDecodeError) -> str:
+    return error.doc if isinstance(error, JSONDecodeError) else error.object.decode("utf-8", "replace")
 
 
 def refusal_of(error: Exception) -> EffectNotMade | None:
@@ -79,14 +86,14 @@ def refusal_of(error: Exception) -> EffectNotMade | None:
             last = refusals[-1]
             assert last is not None
             return _refused(str(error.message), last.code, retryable=any(each and each.retryable for each in refusals))
-        case ModelHTTPError():
+        case ModelHTTPError() if not error.in_stream:
             return _refused_by_status(error)
-        case ModelConnectionError() if error.phase in ("pool", "connect"):
+        case ModelConnectionError():
+            if error.phase not in ("pool", "connect"):
+                return None
             return _refused(f"nothing was sent: {error.message}", "provider.unreachable", retryable=True)
-        case ModelServerError() if error.in_stream:
-            return _refused(error.message, "provider.error", retryable=True)
-        case ModelAPIError() if isinstance(error, _SAYS_NO):
-            retryable = isinstance(error, ModelRateLimitError | ModelUnavailableError)
+        case ModelAPIError() if isinstance(error, _SAYS_NO) or error.in_stream:
+            retryable = isinstance(error, ModelRateLimitError | ModelUnavailableError | ModelServerError)
             return _refused(error.message, "provider.error", retryable=retryable, after_s=error.retry_after)
         case ConcurrencyLimitExceeded():
             return _refused(error.message, "provider.busy", retryable=True)

@@ -88,11 +88,16 @@ class JournaledModel(WrapperModel):
         relay = Relay()
 
         async def ask(step: StepContext) -> Any:
-            with told_apart():
-                async with self.wrapped.request_stream(
-                    messages, settings, model_request_parameters, run_context
-                ) as stream:
-                    response = await relay.read(stream, step)
+            try:
+                with told_apart():
+                    async with self.wrapped.request_stream(
+                        messages, settings, model_request_parameters, run_context
+                    ) as stream:
+                        response = await relay.read(stream, step)
+            except asyncio.CancelledError:
+                if not relay.is_open:
+                    step.not_made("cancelled before the provider answered; connection closed")
+                raise
             return self._checked(response, streamed=True)
 
         async def answer() -> ModelResponse:

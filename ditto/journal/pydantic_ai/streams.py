@@ -44,6 +44,11 @@ class Relay:
         self._source: asyncio.Future[StreamedResponse | None] = asyncio.get_running_loop().create_future()
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the provider has begun to answer."""
+        return self._source.done()
+
     async def read(self, source: StreamedResponse, step: StepContext) -> ModelResponse:
         """Read the whole answer, passing on what may be shown at once."""
         if not self._source.done():
