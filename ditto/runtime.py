@@ -40,7 +40,7 @@ from ditto.engine.routing import Router
 from ditto.engine.serving import Serving
 from ditto.engine.steps import is_lost
 from ditto.engine.trouble import Trouble, exhausted
-from ditto.engine.turns import replay_turn, turn_flow
+from ditto.engine.turns import Ended, replay_turn, turn_flow
 from ditto.errors import (
     ConfigError,
     DefinitionError,
@@ -50,6 +50,7 @@ from ditto.errors import (
     RunBusyError,
     RunCancelledError,
     RunNotFoundError,
+    StepError,
     StoreClosedError,
     StoreError,
     TransitionRefusedError,
@@ -293,13 +294,21 @@ class Runtime:
         ReplayMismatchError (it asks for something else than what is recorded), StoreError.
         """
         opened = await self._ready()
-        returned: list[T] = []
         if on_receipt is not None and not opened.store.certifies:
             raise ConfigError("on_receipt: this store keeps no receipts; set store.receipts to true")
-        flow = turn_flow(turn, function, opened.engine.router, opened.store, returned, on_receipt)
-        saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
-        if returned:
-            return returned[-1]
+        ended = Ended()
+        flow = turn_flow(turn, function, opened.engine.router, opened.store, ended, on_receipt)
+        saved: Any = None
+        try:
+            saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
+        except StepError as error:
+            if ended.raised is None or error.__cause__ is not ended.raised:
+                raise
+        if ended.raised is not None:
+            raise ended.raised
+        if ended.returned:
+            returned: T = ended.returned[-1]
+            return returned
         if "value" in saved:
             value: T = saved["value"]
             return value

@@ -149,5 +149,12 @@ class TurnContext(Protocol):
         """The same for a tool of the application's own: `plan()` gives the Action, JSON data come back."""
         ...
 
+    async def settle(self) -> None:
+        """Return once all that was answered so far is durable: before it is shown as such.
+
+        An outcome else rides with the admission of the next call, which is before that call's effect.
+        """
+        ...
+
 
 TurnFunction: TypeAlias = Callable[[TurnContext], Awaitable[T]]

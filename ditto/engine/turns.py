@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -67,15 +67,23 @@ class TurnFlow(Flow):
     carries: ClassVar[bool] = True
 
 
+@dataclass(slots=True)
+class Ended:
+    """What a turn's function itself came to, in this process: it may have returned no data, or raised anything."""
+
+    returned: list[Any] = field(default_factory=list)
+    raised: Exception | None = None
+
+
 def turn_flow(
     turn: Turn,
     function: TurnFunction[Any],
     router: Router,
     store: Store,
-    returned: list[Any],
+    ended: Ended,
     on_receipt: ReceiptSink | None,
 ) -> TurnFlow:
-    """The Flow that calls `function` with a TurnContext. What it returned goes into `returned`, too: it may be no data.
+    """The Flow that calls `function` with a TurnContext, and notes what it came to.
 
     The run's own result is `{"value": …}`, or `{}` if that is nothing that can be stored.
     """
@@ -85,13 +93,17 @@ def turn_flow(
         deliveries = None if on_receipt is None else Deliveries(store, turn.run_id, on_receipt)
         calls = _Driven(turn, router, store, flow, deliveries)
         try:
-            value = await function(calls)
-        finally:
-            await calls.drain()
-        if calls.failure is not None:
-            raise calls.failure
-        await calls.hand_over_receipts()
-        returned.append(value)
+            try:
+                value = await function(calls)
+            finally:
+                await calls.drain()
+            if calls.failure is not None:
+                raise calls.failure
+            await calls.hand_over_receipts()
+        except Exception as error:
+            ended.raised = error
+            raise
+        ended.returned.append(value)
         try:
             encode(as_data(value), what="the result", max_bytes=RESULT_BYTES_MAX)
         except DittoError:
@@ -202,6 +214,10 @@ class _TurnCalls(ABC):
     async def invoke(self, call_id: str, name: str, arguments: Any, plan: Callable[[], Action]) -> Any:
         return await self._operation(call_id, name, arguments, replace(_node(TOOL), planned=plan))
 
+    @abstractmethod
+    async def settle(self) -> None:
+        """See TurnContext."""
+
     async def _operation(self, call_id: str, name: str, arguments: Any, node: Node) -> Any:
         """The outcome of a tool call. Asked for again, it is the same one; its caller may give it up, it goes on."""
         asked = {"tool": name, "arguments": arguments}
@@ -306,6 +322,9 @@ class _Driven(_TurnCalls):
             told = f"turn {self.run_id}: on_receipt raised {said}; run it again, and it gets what it got once more"
             raise self._fail(StepError(told, code="turn.receipt_sink", retryable=True)) from error
 
+    async def settle(self) -> None:
+        await self._noted(self._flow.settle())
+
     async def drain(self) -> None:
         """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""
         under_way = [each.outcome for each in self.operations.values() if not each.outcome.done()]
@@ -329,6 +348,9 @@ class _Replayed(_TurnCalls):
 
     def _row(self, path: str) -> StepRow | None:
         return self._rows.get(path)
+
+    async def settle(self) -> None:
+        """All of it is durable."""
 
     async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
         row = self._rows.get(node.name)

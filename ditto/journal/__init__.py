@@ -13,8 +13,9 @@ They use ditto's public names only.
 from __future__ import annotations
 
 from ditto import ReceiptEvent, ReceiptSink
-from ditto.journal.agent import Bindings, JournaledAgent, JournaledModel, JournaledTool, TurnClient
+from ditto.journal.agent import Bindings, JournaledAgent, JournaledModel, JournaledTool
 from ditto.journal.answers import PlannedCall, plan_calls, tool_messages
+from ditto.journal.block import TurnClient
 from ditto.journal.bridge import SavedCall, SavedTurn, ToolBridge, replay_saved_turn
 from ditto.journal.loop import AgentResult, run_agent
 

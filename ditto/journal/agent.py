@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
 
@@ -22,20 +22,17 @@ from ditto import (
     ToolOffer,
     Turn,
     TurnContext,
-    TurnFunction,
 )
 from ditto.contracts import SampleInput
 from ditto.journal.answers import plan_calls, tool_messages
+from ditto.journal.block import TurnBlock, TurnClient
 
 T = TypeVar("T")
 
+FRAMEWORKS: Final = {"pydantic_ai": "ditto.journal.pydantic_ai"}
+"""The module whose `bind(model, offers, ctx)` gives the bindings, by the package that a model's class is from."""
 
-class TurnClient(Protocol):
-    """Whoever keeps the journal and runs the tools: a Runtime."""
-
-    async def turn(self, turn: Turn, function: TurnFunction[T], *, on_receipt: ReceiptSink | None = None) -> T:
-        """Drive a turn; see `Runtime.turn`."""
-        ...
+Bind: TypeAlias = Callable[[TurnContext], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +89,13 @@ class Bindings:
 class JournaledAgent:
     """Owns the journal of one turn.
 
-    - `client`: a runtime, whose infer and interaction workers ask the model and run the tools.
-    - `model`: `provider/name`; `tools`: the Tools, out of the interaction worker's, that the model is offered.
+    - `client`: a runtime, whose interaction worker runs the tools.
+    - `model`: `provider/name`, asked by the runtime's infer worker, or a model of a framework: Pydantic AI's.
+    - `tools`: the Tools, out of the interaction worker's, that the model is offered.
     - `namespace`, `thread`, `turn`, `model_key` and the limits: see `Turn`. The same four, and the turn goes on.
     - `on_receipt`: gets the signed receipt of each tool call; see `Runtime.turn`.
+
+    The bindings are Bindings, or what the framework's module calls so: `ditto.journal.pydantic_ai.PydanticBindings`.
 
     `await agent.run(function)` or `async with agent as bindings`. Success is reported only when the whole function, or
     block, has ended. Raises DefinitionError.
@@ -104,7 +104,7 @@ class JournaledAgent:
     def __init__(
         self,
         client: TurnClient,
-        model: ModelRef | str,
+        model: ModelRef | str | object,
         tools: Iterable[Tool] = (),
         *,
         namespace: str,
@@ -117,20 +117,19 @@ class JournaledAgent:
     ) -> None:
         self.turn = Turn(namespace, thread, turn, model_key, max_model_calls, max_concurrency)
         self._client = client
+        self._bind = _binder(model, tuple(offer(tool) for tool in tools))
         self._on_receipt = on_receipt
-        self._model = ModelRef.parse(model) if isinstance(model, str) else model
-        self._offers = tuple(offer(tool) for tool in tools)
-        self._block: _Block | None = None
+        self._block: TurnBlock | None = None
 
-    async def run(self, function: Callable[[Bindings], Awaitable[T]]) -> T:
+    async def run(self, function: Callable[[Any], Awaitable[T]]) -> T:
         """Call `function(bindings)` and return what it returns, or what was saved. Raises what `Runtime.turn` does."""
         return await self._client.turn(self.turn, lambda ctx: function(self._bind(ctx)), on_receipt=self._on_receipt)
 
-    async def __aenter__(self) -> Bindings:
+    async def __aenter__(self) -> Any:
         if self._block is not None:
             raise DefinitionError("this agent is at work already; make one for each turn")
-        self._block = _Block()
-        return await self._block.begin(partial(self._client.turn, self.turn, on_receipt=self._on_receipt), self._bind)
+        self._block = TurnBlock(self._client, self.turn, on_receipt=self._on_receipt)
+        return self._bind(await self._block.begin())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -139,53 +138,10 @@ class JournaledAgent:
         block, self._block = self._block, None
         await block.end(error)
 
-    def _bind(self, ctx: TurnContext) -> Bindings:
-        tools = {each.name: JournaledTool(each.name, ctx) for each in self._offers}
-        return Bindings(JournaledModel(self._model, self._offers, ctx), MappingProxyType(tools))
 
-
-class _Block:
-    """The body of an `async with`, as the function of a turn."""
-
-    def __init__(self) -> None:
-        self._bound: asyncio.Future[Bindings] = asyncio.get_running_loop().create_future()
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turn: asyncio.Task[None] | None = None
-
-    async def begin(
-        self, drive: Callable[[TurnFunction[None]], Awaitable[None]], bind: Callable[[TurnContext], Bindings]
-    ) -> Bindings:
-        """The bindings, once the turn is ours."""
-
-        async def body(ctx: TurnContext) -> None:
-            self._bound.set_result(bind(ctx))
-            await self._ended
-
-        self._turn = asyncio.ensure_future(drive(body))
-        try:
-            await asyncio.wait((self._turn, self._bound), return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            self._turn.cancel()
-            raise
-        if self._bound.done():
-            return self._bound.result()
-        await self._turn
-        raise DefinitionError("this turn is completed; `async with` cannot replay it: use agent.run(function)")
-
-    async def end(self, error: BaseException | None) -> None:
-        """The block ended, by itself or by `error`. Raises what the turn raises, if that says more."""
-        assert self._turn is not None
-        if isinstance(error, asyncio.CancelledError):
-            self._turn.cancel()
-        elif error is None:
-            self._ended.set_result(None)
-        else:
-            self._ended.set_exception(error)
-        try:
-            await self._turn
-        except BaseException as raised:
-            if raised is not error:
-                raise
+def tools_of(offers: Iterable[ToolOffer], ctx: TurnContext) -> Mapping[str, JournaledTool]:
+    """The tools of a turn, by name."""
+    return MappingProxyType({each.name: JournaledTool(each.name, ctx) for each in offers})
 
 
 def offer(tool: Tool) -> ToolOffer:
@@ -193,3 +149,18 @@ def offer(tool: Tool) -> ToolOffer:
     schema: Any = tool.input_schema
     parameters = schema if isinstance(schema, dict) else schema.model_json_schema()
     return ToolOffer(name=tool.name, description=tool.description, parameters=parameters)
+
+
+def _binder(model: ModelRef | str | object, offers: tuple[ToolOffer, ...]) -> Bind:
+    """What makes the bindings for this model."""
+    if isinstance(model, ModelRef | str):
+        ref = ModelRef.parse(model) if isinstance(model, str) else model
+        return lambda ctx: Bindings(JournaledModel(ref, offers, ctx), tools_of(offers, ctx))
+    for kind in type(model).__mro__:
+        module = FRAMEWORKS.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            return partial(import_module(module).bind, model, offers)
+    raise DefinitionError(
+        f"a JournaledAgent's model is provider/name, a ModelRef, or a model of {', '.join(FRAMEWORKS)}, "
+        f"not {type(model).__name__}"
+    )

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import anyio
 
 from ditto import DefinitionError, ExternalResult, ReceiptSink, Tool, Turn, TurnContext
-from ditto.journal.agent import JournaledTool, TurnClient
+from ditto.journal.agent import JournaledTool
+from ditto.journal.block import TurnClient
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from tests.processes import ROOT
 class Nursery:
     """See `nursery.py`."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.crash.nursery", *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.nursery"],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

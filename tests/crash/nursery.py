@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ async def tell(order: dict[str, Any]) -> Any:
     return await STORIES[order["story"]](order)
 
 
-def bear(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork a child, and wait for it."""
+def bear(order: dict[str, Any], live: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Fork a child that does what `live` does, and wait for it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -65,23 +66,22 @@ def bear(order: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def warm_up() -> None:
-    """Import what is imported on first use, by running once; afterwards nothing is open, and no thread runs."""
+def serve(live: Callable[[dict[str, Any]], Any], first: dict[str, Any]) -> None:
+    """Bear a child for each order until the input ends.
+
+    Imports what is imported on first use by living once, with the order `first`, in a folder of its own; afterwards
+    nothing is open, and no thread runs.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        live({"store": f"{folder}/ditto.db", "world": f"{folder}/world.db", "workflow": "graph"})
+        live({"store": f"{folder}/ditto.db", "world": f"{folder}/world.db", **first})
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             thread.join()
     gc.freeze()
-
-
-def main() -> None:
-    """Serve until the input ends."""
-    warm_up()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(bear(json.loads(line))) + "\n")
+        sys.stdout.write(json.dumps(bear(json.loads(line), live)) + "\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    serve(live, {"workflow": "graph"})

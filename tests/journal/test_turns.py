@@ -59,3 +59,21 @@ async def test_another_prompt_is_a_conflict_and_touches_nothing(tmp_path: Path, 
                 await runtime.turn(TURN, lambda ctx: talk(ctx, request(temperature=0.5)))
         assert provider.count == 2
     assert effects.done == [("publish", "hello")]
+
+
+async def test_a_turn_raises_what_its_function_raises(tmp_path: Path, store: Path) -> None:
+    """The very exception, not one rebuilt from the record: a framework's own errors are caught by its users."""
+
+    class Broken(Exception):
+        pass
+
+    async def breaks(ctx: object) -> None:
+        raise Broken("a user's own")
+
+    async with ScriptedProvider(tmp_path / "model.db", []) as provider, agents(store, provider) as runtime:
+        with pytest.raises(Broken, match="a user's own"):
+            await runtime.turn(TURN, breaks)
+        info = await runtime.get(TURN.run_id)
+        assert info.status == "failed"
+        assert info.error is not None
+        assert info.error.error_type == "Broken"
