@@ -40,7 +40,7 @@ from ditto.engine.routing import Router
 from ditto.engine.serving import Serving
 from ditto.engine.steps import is_lost
 from ditto.engine.trouble import Trouble, exhausted
-from ditto.engine.turns import replay_turn, turn_flow
+from ditto.engine.turns import Came, replay_turn, turn_flow
 from ditto.errors import (
     ConfigError,
     DefinitionError,
@@ -50,6 +50,7 @@ from ditto.errors import (
     RunBusyError,
     RunCancelledError,
     RunNotFoundError,
+    StepError,
     StoreClosedError,
     StoreError,
     TransitionRefusedError,
@@ -288,18 +289,26 @@ class Runtime:
         `on_receipt` gets the receipt of each tool call that came to something, in the order of the chain, before the
         model is asked anything further, and before this returns; after a restart it gets them again.
 
-        Raises what the function raises; the first error of its calls, if it swallowed that; UnknownOutcomeError,
-        RunBusyError (another process drives the turn), RunConflictError (it was started with another model key),
-        ReplayMismatchError (it asks for something else than what is recorded), StoreError.
+        Raises the first error of its calls, whatever the function made of that; else what the function raises;
+        UnknownOutcomeError, RunBusyError (another process drives the turn), RunConflictError (it was started with
+        another model key), ReplayMismatchError (it asks for something else than what is recorded), StoreError.
         """
         opened = await self._ready()
-        returned: list[T] = []
+        came = Came()
         if on_receipt is not None and not opened.store.certifies:
             raise ConfigError("on_receipt: this store keeps no receipts; set store.receipts to true")
-        flow = turn_flow(turn, function, opened.engine.router, opened.store, returned, on_receipt)
-        saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
-        if returned:
-            return returned[-1]
+        flow = turn_flow(turn, function, opened.engine.router, opened.store, came, on_receipt)
+        saved: Any = None
+        try:
+            saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
+        except StepError as error:
+            if came.error is None or error.__cause__ is not came.error:
+                raise
+        if came.error is not None:
+            raise came.error
+        if came.values:
+            last: T = came.values[-1]
+            return last
         if "value" in saved:
             value: T = saved["value"]
             return value
