@@ -191,6 +191,9 @@ class Step:
     def _plan(self, values: Values) -> Action:
         """The Action for the bound arguments; for a lost attempt, what it was admitted as."""
         action = self._make_action(values)
+        if (finish := self.node.finish) is not None:
+            made = action.result
+            action = replace(action, result=lambda value: finish(made(value)))
         key: Any = action.key
         if key is not None and not (isinstance(key, str) and key and key.isprintable()):
             raise DefinitionError(f"{action.label}: key must give text without control characters, not {key!r}")

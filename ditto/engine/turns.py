@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import anyio
 
 from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
-from ditto.contracts.calls import unique_ids
+from ditto.contracts.calls import unique_ids, with_unique_ids
 from ditto.effects import EffectClass
 from ditto.engine.deliveries import Deliveries
 from ditto.engine.flows import FlowRun, FlowStopped, not_begun
@@ -109,10 +109,10 @@ def turn_flow(
             raise came.error
         came.values.append(value)
         try:
-            encode(as_data(value), what="the result", max_bytes=RESULT_BYTES_MAX)
+            encode(value, what="the result", max_bytes=RESULT_BYTES_MAX)
         except DittoError:
             return {}
-        return {"value": as_data(value)}
+        return {"value": value}
 
     return TurnFlow("turn", run)
 
@@ -161,8 +161,11 @@ class _TurnCalls(ABC):
     # Model calls
 
     async def sample(self, request: SampleInput) -> Sample:
-        asked = ModelRequest(f"model {request.model}", as_data(request))
-        node = replace(_node(SAMPLE), bind=lambda: request)
+        asked, taken = ModelRequest(f"model {request.model}", as_data(request)), frozenset(self._ids)
+        # The request need not hold all calls of the turn: an agent may have left some out of its history.
+        node = replace(
+            _node(SAMPLE), bind=lambda: request, finish=lambda answer: with_unique_ids(answer, request, taken)
+        )
         answer = await self._model_call(asked, node)
         sample = Sample.model_validate(answer)
         self._ids.update(call.id for call in sample.message.tool_calls)
@@ -171,7 +174,7 @@ class _TurnCalls(ABC):
     async def ask(self, request: ModelRequest, ask: Ask, *, ids: CallIds | None = None) -> Any:
         ordinal, taken = self._model_calls + 1, frozenset(self._ids)
 
-        def with_unique_ids(answer: Any) -> Any:
+        def finish(answer: Any) -> Any:
             if ids is None:
                 return answer
             given = list(ids.read(answer))
@@ -184,8 +187,8 @@ class _TurnCalls(ABC):
             call=ask,
             is_async=True,
             recorded=lambda: dict(request.parts),
-            growing=request.growing,
-            result=with_unique_ids,
+            growing=tuple(name for name in request.growing if name in request.parts),
+            result=finish,
         )
         answer = await self._model_call(request, replace(_node(SAMPLE), planned=lambda: action))
         if ids is not None:
