@@ -57,7 +57,7 @@ from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
-from ditto.store.values import State, Stored, digest
+from ditto.store.values import State, Stored, by_reference, digest
 from ditto.waits import Wait, WaitKind
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
@@ -535,6 +535,8 @@ class Step:
     ) -> StepEnd:
         body = {"attempt": self.attempt} if self.attempt > 1 else None
         event = Event("step_completed", self.path, body if error is None else _error_body(error, self.attempt))
+        if action.effect is EffectClass.INFER:
+            output = by_reference(output)
         row = self._new_row(StepState.COMPLETED, like=self.row, effect=action.effect, output=output, stands_for=error)
         if action.record is not None:
             return await self._commit_with_part(row, event, action, end)

@@ -371,21 +371,6 @@ class _Driven(_TurnCalls):
             told = f"turn {self.run_id}: on_receipt raised {said}; run it again, and it gets what it got once more"
             raise self._fail(StepError(told, code="turn.receipt_sink", retryable=True)) from error
 
-    async def hand_over_receipts(self) -> None:
-        """Make all outcomes durable and hand over their receipts, before the model is asked anything further.
-
-        It must not be under way meanwhile: a process that dies in the sink would leave that call unknown.
-        """
-        if self._deliveries is None:
-            return
-        await self._flow.settle()
-        try:
-            await self._deliveries.hand_over()
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            told = f"turn {self.run_id}: on_receipt raised {said}; run it again, and it gets what it got once more"
-            raise self._fail(StepError(told, code="turn.receipt_sink", retryable=True)) from error
-
     async def drain(self) -> None:
         """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""
         self.is_over = True
