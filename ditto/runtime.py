@@ -826,10 +826,14 @@ class Runtime:
     async def _stop_driving(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
         """Something came between: nobody drives the run any more. Returns what is to be raised."""
         with anyio.CancelScope(shield=True):
-            if isinstance(error, TransitionRefusedError):
-                error = await drive.explain(error)
+            refused = error if isinstance(error, TransitionRefusedError) else error.__cause__
+            if isinstance(refused, TransitionRefusedError):
+                reason = await drive.explain(refused)
+                error = error if reason is refused else reason
             # What is not ours any more, and what has ended in the same instant, is not ours to let go of.
-            if not drive.ended and not isinstance(error, RunBusyError | RunCancelledError):
+            if isinstance(error, RunBusyError | RunCancelledError):
+                await drive.tell_lost()
+            elif not drive.ended:
                 await self._let_go(drive, trouble, error)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id

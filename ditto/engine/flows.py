@@ -523,9 +523,11 @@ class FlowRun:
         if self.stop is not None:
             raise FlowStopped from self.stop
 
-    @staticmethod
-    def _closing() -> StoreClosedError:
-        return StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
+    def _closing(self) -> DittoError:
+        """Why nothing further may be begun."""
+        return self._drive.stopped or StoreClosedError(
+            "the runtime was closed; the run is interrupted and can be resumed"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ditto.testing.provider import read_requests
+from ditto.testing.provider import Request, read_requests
 from tests.crash.world import World
 from tests.nursery import Nursery
 from tests.processes import ROOT
@@ -88,7 +88,7 @@ class Case:
     def live(self, **order: Any) -> dict[str, Any]:
         """One process."""
         self.folder.mkdir(exist_ok=True)
-        return self.nursery.bear(**self.order, **order)
+        return self.nursery.bear(**{**self.order, **order})
 
     def result(self, **order: Any) -> dict[str, Any]:
         """What a process that nobody kills comes to."""
@@ -101,9 +101,10 @@ class Case:
     def requests(self) -> int:
         """How often the model was asked."""
         told = json.dumps(str(self.folder))
-        return sum(told in str(request.body.get("messages", [{}])[0].get("content")) for request in self._asked())
+        return sum(told in str(request.body.get("messages", [{}])[0].get("content")) for request in self.asked())
 
-    def _asked(self) -> Any:
+    def asked(self) -> list[Request]:
+        """All requests to the model, those of other cases, too."""
         return [request for request in read_requests(self.model.db) if request.is_chat]
 
     @property

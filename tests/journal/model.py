@@ -1,6 +1,7 @@
 """A scripted model in a process of its own: `python -m tests.journal.model DB`, which prints its address.
 
-The first user message of a conversation says what it takes: `{"tools": n, "rounds": n, …}` as JSON. The ids of the
+The first user message of a conversation says what it takes: `{"tools": n, "rounds": n, …}` as JSON; if it is `slow`, it
+is not answered at all. The ids of the
 calls count the requests of the conversation: whoever asks again gets other ones.
 """
 
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from ditto.testing.provider import Call, Reply, ScriptedProvider, Text, ToolCalls, first_user_message
+from ditto.testing.provider import Call, Reply, ScriptedProvider, Stall, Text, ToolCalls, first_user_message
 
 TOOLS: Final = ("notify", "publish", "look")
 
@@ -21,6 +22,8 @@ def script(request: dict[str, Any], index: int) -> Reply:
     """Calls of the first so many tools in each round, then a text."""
     messages = request["messages"]
     told = json.loads(next(message["content"] for message in messages if message["role"] == "user"))
+    if told.get("slow"):
+        return Stall()
     rounds = sum(message["role"] == "assistant" for message in messages)
     if rounds == told["rounds"]:
         return Text("done")

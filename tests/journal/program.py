@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +47,7 @@ class Agent:
 
     @property
     def prompt(self) -> str:
-        return json.dumps({name: self.order[name] for name in ("case", "tools", "rounds")})
+        return json.dumps({name: self.order.get(name) for name in ("case", "tools", "rounds", "slow")})
 
     def tools(self) -> list[Tool]:
         """A write that nobody can look up, one that can be, and a read."""
@@ -60,6 +61,10 @@ class Agent:
         async def act(arguments: dict[str, Any], ctx: StepContext) -> str:
             await asyncio.sleep(0)
             self.die(f"{name}:before")
+            if self.order.get("wait_in") == name:
+                sys.stdout.write(f"in {name}\n")
+                sys.stdout.flush()
+                await asyncio.to_thread(sys.stdin.readline)
             self.world.act(f"{name} {arguments['text']}", ctx.key)
             self.die(f"{name}:after")
             return f"{name} {arguments['text']}"

@@ -144,7 +144,7 @@ def test_j03_killed_at_every_point_the_next_process_goes_on(
     nursery: Nursery, model: Model, tmp_path: Path, kind: dict[str, Any]
 ) -> None:
     passed = points(nursery, model, tmp_path, kind)
-    assert len(passed) == len(set(passed)) > 10
+    assert len(passed) == len(set(passed)) >= 8
     for number, point in enumerate(passed):
         case = Case(nursery, model, tmp_path / str(number), **kind)
         assert case.live(at=point) == {"signal": signal.SIGKILL}, point
