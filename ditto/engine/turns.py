@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -372,17 +372,27 @@ class _Driven(_TurnCalls):
             raise self._fail(StepError(told, code="turn.receipt_sink", retryable=True)) from error
 
     async def drain(self) -> None:
-        """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""
+        """Return when no tool call is under way; a cancellation of the turn itself cuts them short.
+
+        Whoever was cancelled is told once they have ended, however often it is cancelled.
+        """
         self.is_over = True
-        under_way = [each.outcome for each in self.operations.values() if not each.outcome.done()]
-        if not under_way:
-            return
+        under_way = {each.outcome for each in self.operations.values() if not each.outcome.done()}
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            for outcome in under_way:
-                outcome.cancel()
+        cut = task is not None and task.cancelling() > 0
+        if cut:
+            _cancel_all(under_way)
+        cancellation: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
-            await asyncio.wait(under_way)
+            while under_way:
+                try:
+                    _, under_way = await asyncio.wait(under_way)
+                except asyncio.CancelledError as cancelled:
+                    if not cut:
+                        _cancel_all(under_way)
+                    cut, cancellation = True, cancelled
+        if cancellation is not None:
+            raise cancellation
 
 
 class _Replayed(_TurnCalls):
@@ -458,6 +468,11 @@ def _node(type: str) -> Node:
 def _not_admitted(name: str, call_id: str, code: str, message: str) -> ExternalResult:
     """What the model is told of a call that was not made."""
     return ExternalResult(call_id=call_id, source=name, status="failed", error=ResultError(code=code, message=message))
+
+
+def _cancel_all(outcomes: Iterable[asyncio.Future[Any]]) -> None:
+    for outcome in outcomes:
+        outcome.cancel()
 
 
 def _look_at(outcome: asyncio.Future[Any]) -> None:

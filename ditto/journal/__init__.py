@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ditto import ReceiptEvent, ReceiptSink
 from ditto.journal.agent import Bindings, JournaledAgent, JournaledModel, JournaledTool, TurnClient
-from ditto.journal.answers import PlannedCall, plan_calls, tool_messages
+from ditto.journal.answers import PlannedCall, mend_history, plan_calls, tool_messages
 from ditto.journal.bridge import SavedCall, SavedTurn, ToolBridge, replay_saved_turn
 from ditto.journal.loop import AgentResult, run_agent
 
@@ -31,6 +31,7 @@ __all__ = [
     "SavedTurn",
     "ToolBridge",
     "TurnClient",
+    "mend_history",
     "plan_calls",
     "replay_saved_turn",
     "run_agent",

@@ -166,10 +166,13 @@ class _Block:
             await asyncio.wait((self._turn, self._bound), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             self._turn.cancel()
+            await self._turn_ended()
+            if not self._turn.cancelled():
+                self._turn.exception()
             raise
         if self._bound.done():
             return self._bound.result()
-        await self._turn
+        self._turn.result()
         raise DefinitionError("this turn is completed; `async with` cannot replay it: use agent.run(function)")
 
     async def end(self, error: BaseException | None) -> None:
@@ -181,11 +184,29 @@ class _Block:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(error)
+        if (cancelled := await self._turn_ended()) is not None and error is None:
+            raise cancelled
         try:
-            await self._turn
+            self._turn.result()
+        except asyncio.CancelledError:
+            if not isinstance(error, asyncio.CancelledError):
+                raise
         except BaseException as raised:
             if raised is not error:
                 raise
+
+    async def _turn_ended(self) -> asyncio.CancelledError | None:
+        """Return when the turn has let go of everything; a cancellation meanwhile cuts it short, and comes back."""
+        assert self._turn is not None
+        cancellation: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not self._turn.done():
+                try:
+                    await asyncio.wait([self._turn])
+                except asyncio.CancelledError as cancelled:
+                    self._turn.cancel()
+                    cancellation = cancelled
+        return cancellation
 
 
 def offer(tool: Tool) -> ToolOffer:

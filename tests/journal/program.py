@@ -9,7 +9,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from ditto import (
     Absent,
@@ -64,7 +64,7 @@ class Agent:
             if self.order.get("wait_in") == name:
                 sys.stdout.write(f"in {name}\n")
                 sys.stdout.flush()
-                await asyncio.to_thread(sys.stdin.readline)
+                await line_of(sys.stdin)
             self.world.act(f"{name} {arguments['text']}", ctx.key)
             self.die(f"{name}:after")
             return f"{name} {arguments['text']}"
@@ -106,6 +106,17 @@ class Agent:
             messages += [sample.message, *await bindings.act(sample)]
             if not sample.message.tool_calls:
                 return sample.message.content
+
+
+async def line_of(file: TextIO) -> None:
+    """Return when there is a line to read. A thread that reads could not be cancelled."""
+    come = asyncio.Event()
+    asyncio.get_running_loop().add_reader(file, come.set)
+    try:
+        await come.wait()
+        file.readline()
+    finally:
+        asyncio.get_running_loop().remove_reader(file)
 
 
 def open_runtime(order: dict[str, Any], agent: Agent) -> Runtime:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from ditto import Config, ModelRef, Runtime, Sample, Tool, ToolCall, TurnContext, create_ditto
-from ditto.config import Endpoint, RuntimeConfig, SandboxConfig, StoreConfig, WorkersConfig
+from ditto.config import Endpoint, ProviderConfig, RuntimeConfig, SandboxConfig, StoreConfig, WorkersConfig
 from ditto.contracts import Message, SampleInput, ToolOffer
 from ditto.testing.provider import Call, ScriptedProvider, ToolCalls
 from ditto.turn import Turn
@@ -60,6 +60,7 @@ async def agents(
     *,
     allowed: Sequence[str] | None = None,
     workers: WorkersConfig | None = None,
+    providers: dict[str, ProviderConfig] | None = None,
     receipts: bool = True,
     **runtime_settings: Any,
 ) -> AsyncIterator[Runtime]:
@@ -70,6 +71,7 @@ async def agents(
         endpoints={"scripted": Endpoint(base_url=provider.base_url)},
         sandbox=SandboxConfig(tools=tuple(names)),
         workers=workers or WorkersConfig(),
+        providers=providers or {},
         runtime=RuntimeConfig(**{"grace_s": 5.0, **runtime_settings}),
         store=StoreConfig(receipts=receipts),
     )
