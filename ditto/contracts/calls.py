@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ditto.contracts.inference import Sample, SampleInput
 from ditto.contracts.messages import Message
+
+CUT: Final = (
+    "the answer was cut by its length limit before this call was complete; send the call again, or a shorter one"
+)
+"""What a model is told of each call of such an answer: none of them is made, even if it parses."""
 
 
 def unique_ids(given: Sequence[str | None], taken: Iterable[str], ordinal: int) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import anyio
 
 from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
-from ditto.contracts.calls import unique_ids, with_unique_ids
+from ditto.contracts.calls import CUT, unique_ids, with_unique_ids
 from ditto.effects import EffectClass
 from ditto.engine.deliveries import Deliveries
 from ditto.engine.flows import FlowRun, FlowStopped, not_begun
@@ -153,6 +153,8 @@ class _TurnCalls(ABC):
         self._asking = False
         self._ids: set[str] = set()
         """The ids of all tool calls in the answers so far."""
+        self._cut: set[str] = set()
+        """Those of answers that were cut by their length limit."""
 
     @property
     def run_id(self) -> str:
@@ -168,7 +170,10 @@ class _TurnCalls(ABC):
         )
         answer = await self._model_call(asked, node)
         sample = Sample.model_validate(answer)
-        self._ids.update(call.id for call in sample.message.tool_calls)
+        ids = [call.id for call in sample.message.tool_calls]
+        self._ids.update(ids)
+        if sample.finish_reason == "length":
+            self._cut.update(ids)
         return sample
 
     async def ask(self, request: ModelRequest, ask: Ask, *, ids: CallIds | None = None) -> Any:
@@ -240,6 +245,8 @@ class _TurnCalls(ABC):
     # Tool calls
 
     async def call(self, name: str, call_id: str, arguments: Any) -> ExternalResult:
+        if call_id in self._cut:
+            return _not_admitted(name, call_id, "answer.cut", CUT)
         if not isinstance(arguments, dict):
             return _not_admitted(name, call_id, "tool.arguments", f"the arguments of {name} must be a JSON object")
         request = ToolInput(tool=name, arguments=arguments, call_id=call_id)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ditto import ExternalResult, Message, ResultError, Sample, ToolCall
-
-CUT = "the answer was cut by its length limit before this call was complete; send the call again, or a shorter one"
+from ditto.contracts.calls import CUT
 
 
 @dataclass(frozen=True, slots=True)
