@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from ditto import ReceiptEvent, ReceiptSink
 from ditto.journal.agent import Bindings, JournaledAgent, JournaledModel, JournaledTool, TurnClient
-from ditto.journal.answers import PlannedCall, mend_history, plan_calls, tool_messages
+from ditto.journal.answers import PlannedCall, plan_calls, tool_messages
 from ditto.journal.bridge import SavedCall, SavedTurn, ToolBridge, replay_saved_turn
+from ditto.journal.history import mend_history, recorded_messages
 from ditto.journal.loop import AgentResult, run_agent
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "TurnClient",
     "mend_history",
     "plan_calls",
+    "recorded_messages",
     "replay_saved_turn",
     "run_agent",
     "tool_messages",

@@ -38,38 +38,6 @@ def tool_messages(calls: Iterable[PlannedCall], results: Mapping[str, ExternalRe
     return [Message(role="tool", content=_text_of(result), tool_call_id=call.call_id) for call, result in told]
 
 
-def mend_history(messages: Iterable[Message]) -> list[Message]:
-    """A conversation that was cut, as a strict provider accepts it: each call has one result, right behind its answer.
-
-    A call without a result gets one that says that its outcome is unknown; it is not made again, and what is recorded
-    of it stays as it is. A result that answers none of the calls before it is left out. A conversation that is whole
-    comes back unchanged.
-    """
-    mended: list[Message] = []
-    results: dict[str, Message | None] = {}
-
-    def close() -> None:
-        mended.extend(result or _cut_result(call_id) for call_id, result in results.items())
-        results.clear()
-
-    for message in messages:
-        if message.role == "tool":
-            call_id = message.tool_call_id or ""
-            if call_id in results and results[call_id] is None:
-                results[call_id] = message
-            continue
-        close()
-        mended.append(message)
-        results.update((call.id, None) for call in message.tool_calls)
-    close()
-    return mended
-
-
-def _cut_result(call_id: str) -> Message:
-    told = {"status": "unknown", "message": "this call was cut short: whether it was made is not known"}
-    return Message(role="tool", content=json.dumps(told), tool_call_id=call_id)
-
-
 def _plan(call: ToolCall, offered: frozenset[str], *, cut: bool) -> PlannedCall:
     if cut:
         return _refused(call, "answer.cut", CUT)

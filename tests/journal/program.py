@@ -27,7 +27,15 @@ from ditto import (
     create_ditto,
 )
 from ditto.config import Endpoint, RuntimeConfig, SandboxConfig, StoreConfig
-from ditto.journal import Bindings, JournaledAgent, SavedCall, SavedTurn, replay_saved_turn, run_agent
+from ditto.journal import (
+    Bindings,
+    JournaledAgent,
+    SavedCall,
+    SavedTurn,
+    recorded_messages,
+    replay_saved_turn,
+    run_agent,
+)
 from ditto_workers import create_infer_worker, create_interaction_worker
 from tests.crash.world import World
 from tests.journal.model import TOOLS
@@ -86,6 +94,8 @@ class Agent:
                 runtime, self.prompt, model=MODEL, tools=self.tools(), stream=self.order["stream"], **KEY
             )
             return result.text
+        if self.order["way"] == "next":
+            return await self.go_on(runtime)
         if self.order["way"] == "bridge":
             saved = SavedTurn(
                 KEY["thread"],
@@ -98,6 +108,13 @@ class Agent:
             runtime, MODEL, self.tools(), **KEY, model_key=MODEL.key, max_concurrency=self.order["at_once"]
         )
         return await agent.run(self.converse)
+
+    async def go_on(self, runtime: Runtime) -> str:
+        """The next turn of the thread, with what the one before has recorded."""
+        recorded = recorded_messages(await runtime.get(RUN))
+        messages = [Message(role="user", content=self.prompt), *recorded, Message(role="user", content="and now?")]
+        agent = JournaledAgent(runtime, MODEL, self.tools(), **{**KEY, "turn": "turn-2"}, model_key=MODEL.key)
+        return (await agent.run(lambda bindings: bindings.model.sample(messages))).message.content
 
     async def converse(self, bindings: Bindings) -> str:
         messages = [Message(role="user", content=self.prompt)]

@@ -271,3 +271,35 @@ def test_j18_killed_in_the_first_of_three_the_others_run_once(case: Case, way: s
         assert case.effects == {"notify 0": 1, "publish 0": 1, "look 0": 1}
         assert case.requests == 1
     check_end(case, 1, "three calls")
+
+
+# The next turn of a thread that was cut
+
+
+@pytest.mark.parametrize("way", ["agent", "run_agent"])
+@pytest.mark.parametrize("cut", ["after the answer", "during the first", "between the tools"])
+def test_o01_after_a_kill_the_next_turn_is_accepted_by_a_strict_provider(case: Case, way: str, cut: str) -> None:
+    """With what the cut turn has recorded: nothing of it is made again, and its records stay as they are."""
+    case.way, case.tools = way, 3
+    if cut == "after the answer":
+        first = {"at": f"{flow_of(case)}/{paths(case)['answer']}:completed:after"}
+    else:
+        first = {"kill_in": "notify:after" if cut == "during the first" else "look:before"}
+    assert case.live(**first) == {"signal": signal.SIGKILL}
+    before = case.rows(
+        f"SELECT s.path, s.state FROM ditto_steps s JOIN ditto_runs r ON s.run = r.id WHERE run_id='{RUN}'"
+    )
+    effects = case.effects
+    assert case.result(way="next") == {"text": "done", "decided": []}
+    assert case.effects == effects
+    after = case.rows(
+        f"SELECT s.path, s.state FROM ditto_steps s JOIN ditto_runs r ON s.run = r.id WHERE run_id='{RUN}'"
+    )
+    assert after == before
+    sent = [request for request in case.asked() if json.dumps(str(case.folder)) in str(request.body)]
+    assert [request.refused for request in sent] == [None, None]
+    told = [message["content"] for message in sent[1].body["messages"] if message["role"] == "tool"]
+    unknown = '"status": "unknown"'
+    assert [unknown in text for text in told] == [True, cut != "between the tools", True]
+    if cut == "between the tools":
+        assert told[1] == "publish 0"
