@@ -8,7 +8,7 @@ from typing import Any, Final
 from ditto.contracts.inference import Sample, SampleInput
 from ditto.contracts.messages import Message
 
-CUT: Final = (
+CUT_ANSWER: Final = (
     "the answer was cut by its length limit before this call was complete; send the call again, or a shorter one"
 )
 """What a model is told of each call of such an answer: none of them is made, even if it parses."""

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import anyio
 
 from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
-from ditto.contracts.calls import CUT, unique_ids, with_unique_ids
+from ditto.contracts.calls import CUT_ANSWER, unique_ids, with_unique_ids
 from ditto.effects import EffectClass
 from ditto.engine.deliveries import Deliveries
 from ditto.engine.flows import FlowRun, FlowStopped, not_begun
@@ -246,7 +246,7 @@ class _TurnCalls(ABC):
 
     async def call(self, name: str, call_id: str, arguments: Any) -> ExternalResult:
         if call_id in self._cut:
-            return _not_admitted(name, call_id, "answer.cut", CUT)
+            return _not_admitted(name, call_id, "answer.cut", CUT_ANSWER)
         if not isinstance(arguments, dict):
             return _not_admitted(name, call_id, "tool.arguments", f"the arguments of {name} must be a JSON object")
         request = ToolInput(tool=name, arguments=arguments, call_id=call_id)
