@@ -122,6 +122,8 @@ class Flow:
 
     kind: ClassVar[str] = "flow"
     carries: ClassVar[bool] = False
+    tries_again: ClassVar[bool] = False
+    """Taken up again, it makes what failed once more: an error of before does not stand."""
 
     name: str
     function: FlowFunction

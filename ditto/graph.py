@@ -97,6 +97,8 @@ class Node:
     """What the node waits for, if it is a wait; its bind then makes what an approval shows."""
     planned: Callable[[], Action] | None = None
     """Gives the Action of a call that neither a worker nor a function of the Graph carries out."""
+    finish: Callable[[Any], Any] | None = None
+    """Makes the step's value out of what its worker made of the result."""
 
     def plan_step(self, arguments: dict[str, Any]) -> Action:
         """The Action of a plain step with these values for its function."""

@@ -40,7 +40,7 @@ from ditto.engine.routing import Router
 from ditto.engine.serving import Serving
 from ditto.engine.steps import is_lost
 from ditto.engine.trouble import Trouble, exhausted
-from ditto.engine.turns import Ended, replay_turn, turn_flow
+from ditto.engine.turns import Came, replay_turn, turn_flow
 from ditto.errors import (
     ConfigError,
     DefinitionError,
@@ -289,26 +289,26 @@ class Runtime:
         `on_receipt` gets the receipt of each tool call that came to something, in the order of the chain, before the
         model is asked anything further, and before this returns; after a restart it gets them again.
 
-        Raises what the function raises; the first error of its calls, if it swallowed that; UnknownOutcomeError,
-        RunBusyError (another process drives the turn), RunConflictError (it was started with another model key),
-        ReplayMismatchError (it asks for something else than what is recorded), StoreError.
+        Raises the first error of its calls, whatever the function made of that; else what the function raises;
+        UnknownOutcomeError, RunBusyError (another process drives the turn), RunConflictError (it was started with
+        another model key), ReplayMismatchError (it asks for something else than what is recorded), StoreError.
         """
         opened = await self._ready()
+        came = Came()
         if on_receipt is not None and not opened.store.certifies:
             raise ConfigError("on_receipt: this store keeps no receipts; set store.receipts to true")
-        ended = Ended()
-        flow = turn_flow(turn, function, opened.engine.router, opened.store, ended, on_receipt)
+        flow = turn_flow(turn, function, opened.engine.router, opened.store, came, on_receipt)
         saved: Any = None
         try:
             saved = await self._drive(flow, turn.identity, turn.run_id, "reopen", None, "block")
         except StepError as error:
-            if ended.raised is None or error.__cause__ is not ended.raised:
+            if came.error is None or error.__cause__ is not came.error:
                 raise
-        if ended.raised is not None:
-            raise ended.raised
-        if ended.returned:
-            returned: T = ended.returned[-1]
-            return returned
+        if came.error is not None:
+            raise came.error
+        if came.values:
+            last: T = came.values[-1]
+            return last
         if "value" in saved:
             value: T = saved["value"]
             return value
@@ -826,10 +826,14 @@ class Runtime:
     async def _stop_driving(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
         """Something came between: nobody drives the run any more. Returns what is to be raised."""
         with anyio.CancelScope(shield=True):
-            if isinstance(error, TransitionRefusedError):
-                error = await drive.explain(error)
+            refused = error if isinstance(error, TransitionRefusedError) else error.__cause__
+            if isinstance(refused, TransitionRefusedError):
+                reason = await drive.explain(refused)
+                error = error if reason is refused else reason
             # What is not ours any more, and what has ended in the same instant, is not ours to let go of.
-            if not drive.ended and not isinstance(error, RunBusyError | RunCancelledError):
+            if isinstance(error, RunBusyError | RunCancelledError):
+                await drive.tell_lost()
+            elif not drive.ended:
                 await self._let_go(drive, trouble, error)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id

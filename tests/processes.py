@@ -46,6 +46,10 @@ class Child:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
     def end(self) -> tuple[int, list[str]]:
         """Wait until it has ended: its exit code, and the lines that were not read yet."""
         self._stdin.close()

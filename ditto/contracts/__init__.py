@@ -3,6 +3,7 @@
 Start at `registry.py`. A contract is data only; nothing here does I/O.
 """
 
+from ditto.contracts.calls import CUT_ANSWER
 from ditto.contracts.context import (
     CompressInput,
     Context,
@@ -22,6 +23,7 @@ from ditto.contracts.model import ModelRef
 from ditto.contracts.registry import NODE_TYPES, RESERVED_FAMILIES, NodeType
 
 __all__ = [
+    "CUT_ANSWER",
     "NODE_TYPES",
     "RESERVED_FAMILIES",
     "CompressInput",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from ditto.contracts.inference import Sample, SampleInput
 from ditto.contracts.messages import Message
+
+CUT_ANSWER: Final = (
+    "the answer was cut by its length limit before this call was complete; send the call again, or a shorter one"
+)
+"""What a model is told of each call of such an answer: none of them is made, even if it parses."""
 
 
 def unique_ids(given: Sequence[str | None], taken: Iterable[str], ordinal: int) -> list[str]:
@@ -28,17 +34,19 @@ def calls_of(messages: Iterable[Message]) -> list[str]:
     return [call.id for message in messages for call in message.tool_calls]
 
 
-def with_unique_ids(sample: Sample, request: SampleInput) -> Sample:
-    """The answer to a request, each of its calls with an id that no call before it has.
+def with_unique_ids(sample: Sample, request: SampleInput, taken: Iterable[str] = ()) -> Sample:
+    """The answer to a request, each of its calls with an id that no call before it has, and that is not `taken`.
 
     The provider's own ids, where they were replaced, are in `raw["call_ids"]`, by the new one.
     """
     calls = sample.message.tool_calls
     ordinal = 1 + sum(message.role == "assistant" for message in request.messages)
-    ids = unique_ids([call.id for call in calls], calls_of(request.messages), ordinal)
-    replaced = {made: call.id for made, call in zip(ids, calls, strict=True) if made != call.id}
-    if not replaced:
+    ids = unique_ids([call.id for call in calls], [*calls_of(request.messages), *taken], ordinal)
+    if all(made == call.id for made, call in zip(ids, calls, strict=True)):
         return sample
+    before: dict[str, Any] = dict(sample.raw.get("call_ids") or {})  # type: ignore[arg-type]
+    provided = {made: before.get(call.id, call.id) for made, call in zip(ids, calls, strict=True)}
+    replaced = {made: own for made, own in provided.items() if made != own}
     named = tuple(call.model_copy(update={"id": made}) for made, call in zip(ids, calls, strict=True))
     return sample.model_copy(
         update={

@@ -103,6 +103,8 @@ class Drive:
         self._held_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._last: Durable | None = None
+        self._told: list[Durable] = []
+        """What was kept as late."""
 
     def stop(self, reason: DittoError) -> None:
         """Write nothing more of this run, and start no further attempt. The first reason is kept."""
@@ -148,6 +150,7 @@ class Drive:
 
     def carry(self, row: StepRow, event: Event, seen: Seen | None) -> None:
         """Keep an outcome for the run's next admission, for CARRIED_S at most."""
+        self._check_stopped()
         self._held.moves.append((row, event, seen))
         self.rows[row.path] = row
         self._schedule(CARRIED_S)
@@ -309,10 +312,21 @@ class Drive:
             body["error"] = self.store.redact(error)
         event = Event("step_returned_late", path, body)
         try:
-            return self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value, receipt))
+            told = self.store.commit(lambda tx: transitions.note_event(tx, self.fence.run, event, value, receipt))
+            self._told.append(told)
+            return told
         except StoreClosedError:
             logger.warning("step %s of run %s returned after the runtime was closed", path, self.fence.run_id)
             return None
+
+    async def tell_lost(self) -> None:
+        """The run is not ours any more: keep what was carried as late. Returns when all that is late is on disk."""
+        held = self._take_held()
+        for row, _, _ in [] if held is None else held.moves:
+            self._tell_late(row.path, row.attempt, value=row.output, error=row.error, receipt=as_late(row.receipt))
+        if self._told:
+            for told in (await asyncio.wait(self._told))[0]:
+                told.exception()
 
     async def explain(self, refused: TransitionRefusedError) -> DittoError:
         """Why a transition was refused: the run was cancelled, another runtime has it, or only the step moved."""
@@ -362,7 +376,7 @@ class Drive:
             raise
         except TransitionRefusedError as refused:
             if (moved := self._lose_carried(taken, refused)) is not None:
-                raise moved from None
+                raise moved from refused
             raise
         except StoreError:
             raise
@@ -428,6 +442,7 @@ class Drive:
             retryable=True,
             step=refused.step,
         )
+        moved.__cause__ = refused
         self.stop(moved)
         return moved
 

@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -97,8 +97,12 @@ async def run_flow(
     except FlowStopped:
         pass
     except BaseExceptionGroup as group:
-        if group.split(FlowStopped)[1] is not None:
+        stopped, rest = group.split(FlowStopped)
+        if rest is not None and not isinstance(rest, Exception):
             raise
+        if rest is not None:
+            error = rest if stopped is not None else group
+            trouble.fail(record_error(error, None, drive.store.redact), error)
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except Exception as error:  # noqa: BLE001 - the user's function raised: that fails the run
@@ -151,6 +155,8 @@ class FlowRun:
         """The path that the run failed at before it was reopened: it is tried again."""
         self._busy = 0
         self._blocked: list[asyncio.Future[None]] = []
+        self._turn_halt = Halt(drive.halted)
+        """Set once a call of a turn has failed: no other one is begun."""
         self.stop: DittoError | None = None
         """Why the whole run must stop."""
 
@@ -245,30 +251,20 @@ class FlowRun:
         """The row of a call, if it has one."""
         return self._calls.get(path)
 
-    async def perform(self, node: Node, check: Callable[[int], Awaitable[None]]) -> Any:
-        """What the call `node` comes to, or came to; one that was refused is made again.
+    async def perform(
+        self, node: Node, check: Callable[[int], Awaitable[None]], blocked: Callable[[], Awaitable[None]] | None
+    ) -> Any:
+        """What the call `node` comes to, or came to; one that was refused, or failed, is made again.
 
-        `check(run)` is asked first; ReplayMismatchError from it stops the run.
+        `check(run)` is asked first; ReplayMismatchError from it stops the run. `blocked()` is called if the call cannot
+        go on in this drive.
         """
 
         async def make() -> Any:
             await check(self._drive.run.id)
-            return await self._run_node(node, None, ends_failed=False)
+            return await self._run_node(node, None, in_turn=_InTurn(self._turn_halt, blocked))
 
         return await self._call(node.name, make, named=False)
-
-    async def block(self) -> None:
-        """This call must not be begun, for another one is blocked. Raises FlowStopped once nothing else runs."""
-        self._busy += 1
-        try:
-            await self._block()
-        finally:
-            self._busy -= 1
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a call cannot go on in this drive."""
-        return bool(self._trouble.unknown)
 
     async def settle(self) -> None:
         """Return once all outcomes so far are durable."""
@@ -322,29 +318,31 @@ class FlowRun:
         self._drive.hold_call(call, Event("call_completed", name))
         return _raise_or_decode(call, self.run_id)
 
-    async def _run_node(self, node: Node, input: Any, *, ends_failed: bool = True) -> Any:
+    async def _run_node(self, node: Node, input: Any, *, in_turn: _InTurn | None = None) -> Any:
         given = self._drive.store.encode(input, f"the input of call {node.name}")
         node = replace(node, version=node.version or _version(given))
         row = self._calls.get(node.name)
         if row is not None:
             self._refuse_mismatch(row, node.type, node.version, row.key)
-            if row.state is StepState.COMPLETED or (row.state is StepState.FAILED and self._retried != row.path):
+            stands = row.state is StepState.FAILED and in_turn is None and self._retried != row.path
+            if row.state is StepState.COMPLETED or stands:
                 return _raise_or_decode(row, self.run_id)
             self._drive.rows[node.name] = row
-        outcome = await self._bring_to_end(node, given, ends_failed=ends_failed)
+        outcome = await self._bring_to_end(node, given, in_turn)
         if isinstance(outcome, Failed):
             raise _error_of(outcome.error, outcome.cause, self.run_id)
         assert isinstance(outcome, Completed)
         return outcome.output.decode()
 
-    async def _bring_to_end(self, node: Node, given: State, *, ends_failed: bool) -> StepEnd:
+    async def _bring_to_end(self, node: Node, given: State, in_turn: _InTurn | None) -> StepEnd:
         """A step until its outcome stands; what blocks it blocks this call alone."""
 
         def values(names: tuple[str, ...]) -> dict[str, Any]:
             return {each: given.decode() for each in names}
 
         while True:
-            step = Step(self._engine, self._drive, node, node.name, Halt(self._drive.halted), ends_failed=ends_failed)
+            halt = Halt(self._drive.halted) if in_turn is None else in_turn.halt
+            step = Step(self._engine, self._drive, node, node.name, halt, ends_failed=in_turn is None)
             try:
                 outcome = await step.run(values, skip=False, end=None)
             except TransitionRefusedError as refused:
@@ -352,10 +350,14 @@ class FlowRun:
             match outcome:
                 case Unknown(reason):
                     self._trouble.unknown[step.path] = reason
+                    if in_turn is not None and in_turn.blocked is not None:
+                        await in_turn.blocked()
                     await self._block()
                 case Waits(row):
                     await self._wait_for(row)
                 case NotStarted():
+                    if in_turn is not None and not self._drive.halted.is_set():
+                        raise not_begun(node.name)
                     raise self._closing()
                 case Completed() | Failed():
                     return outcome
@@ -521,9 +523,25 @@ class FlowRun:
         if self.stop is not None:
             raise FlowStopped from self.stop
 
-    @staticmethod
-    def _closing() -> StoreClosedError:
-        return StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
+    def _closing(self) -> DittoError:
+        """Why nothing further may be begun."""
+        return self._drive.stopped or StoreClosedError(
+            "the runtime was closed; the run is interrupted and can be resumed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _InTurn:
+    """How a call of a turn differs from one of a Flow: it is tried again if it failed, and its failure stops others."""
+
+    halt: Halt
+    blocked: Callable[[], Awaitable[None]] | None
+    """Called if it cannot go on in this drive."""
+
+
+def not_begun(path: str) -> StepError:
+    """The error of a call that comes after another one has failed."""
+    return StepError(f"call {path} was not begun: another call of the turn failed", code="turn.stopped")
 
 
 def _node(name: str, type: str) -> Node:

@@ -208,7 +208,8 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
     drive = Drive(store, run, fence, rows, resumed=True)
     if not told:
         drive.hold_event(event)
-    kept = None if run.status in REOPENABLE else run.error
+    again = isinstance(workflow, Flow) and workflow.tries_again
+    kept = None if run.status in REOPENABLE or again else run.error
     return Opened(
         drive,
         None if state is None else LoopState(run.iteration, state),

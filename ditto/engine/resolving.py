@@ -14,7 +14,7 @@ from ditto.engine.outcomes import Encode, ErrorRecord
 from ditto.errors import DefinitionError, InvalidValueError
 from ditto.store.records import Event, StepRow
 from ditto.store.schema import StepState
-from ditto.store.values import Stored
+from ditto.store.values import Stored, by_reference
 from ditto.worker import as_data
 
 Choice: TypeAlias = Literal["committed", "response", "absent", "ask_again", "abandon"]
@@ -77,7 +77,8 @@ def decide_resolution(decision: Decision, row: StepRow, encode: Encode, redact: 
     match decision.choice:
         case "committed" | "response":
             value = _fit(row, decision.value)
-            return Resolution(StepState.COMPLETED, encode(value, f"the value for step {row.path}"), None, event)
+            stored = encode(value, f"the value for step {row.path}")
+            return Resolution(StepState.COMPLETED, by_reference(stored) if infer else stored, None, event)
         case "absent" | "ask_again":
             error = ErrorRecord(
                 "EffectNotMade", "Resolved", f"{actor}: {reason}", "effect.not_made", True, step=row.path

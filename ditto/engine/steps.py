@@ -4,6 +4,8 @@ run ─ skip?
     ─ plan ─ slot ┬ local:  handler and commit in one transaction
                   └ others: (look-up of a lost outcome) → thread → admit → attempt → decide → (look-up) → commit
 
+In a run that carries its outcomes, a turn, a read or idempotent call is counted, `open`, where others are admitted.
+
 What waits for a slot, a thread or a back-off is not begun: when the run halts meanwhile, it is not.
 """
 
@@ -16,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 from pydantic import ValidationError
@@ -48,13 +50,14 @@ from ditto.errors import (
     OutputError,
     RunBusyError,
     RunCancelledError,
+    StepError,
     TransitionRefusedError,
 )
 from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
-from ditto.store.values import State, Stored, digest
+from ditto.store.values import State, Stored, by_reference, digest
 from ditto.waits import Wait, WaitKind
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
@@ -66,6 +69,9 @@ if TYPE_CHECKING:
     from ditto.engine.executor import Engine
     from ditto.engine.halt import Halt
     from ditto.receipts.body import Draft
+
+TRIES_MAX: Final = 3
+"""Tries of a read or idempotent call of a turn, none of which has ended, before it counts as failed."""
 
 logger = logging.getLogger("ditto.engine")
 
@@ -191,6 +197,9 @@ class Step:
     def _plan(self, values: Values) -> Action:
         """The Action for the bound arguments; for a lost attempt, what it was admitted as."""
         action = self._make_action(values)
+        if (finish := self.node.finish) is not None:
+            made = action.result
+            action = replace(action, result=lambda value: finish(made(value)))
         key: Any = action.key
         if key is not None and not (isinstance(key, str) and key and key.isprintable()):
             raise DefinitionError(f"{action.label}: key must give text without control characters, not {key!r}")
@@ -278,6 +287,8 @@ class Step:
 
     async def _carry_out(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
         """Attempt after attempt, until one's outcome stands."""
+        if self.row is not None and self.row.state is StepState.OPEN and self.attempt >= TRIES_MAX:
+            return await self._commit(self._never_ended(action), action, end)
         if is_lost(self.row):
             assert self.row is not None
             found = await self._settle(action, resources, Unknown(lost_reason(self.row)))
@@ -315,6 +326,8 @@ class Step:
             self.attempt += 1
             if action.effect.admitted:
                 await self._admit(action)
+            elif self.drive.carries and action.effect in (EffectClass.READ, EffectClass.IDEMPOTENT):
+                await self._begin(action)
             elif not action.effect.held:
                 await self.drive.barrier()
             late = partial(self.drive.note_returned, self.path, self.attempt)
@@ -349,6 +362,22 @@ class Step:
             raise
         row.admitted_at = self.drive.store.clock.now_us()
         self.row = row
+
+    async def _begin(self, action: Action) -> None:
+        """Count a try that may be made again, so that one in which the process dies each time is not made for ever."""
+        row = self._new_row(StepState.OPEN, effect=action.effect)
+        await self._record(row, Event("step_begun", self.path, {"attempt": self.attempt}))
+
+    def _never_ended(self, action: Action) -> Outcome:
+        """What becomes of a call that has had all its tries, and ended in none."""
+        error = StepError(
+            f"{action.label} was begun {self.attempt} times, and each time the process ended before it did; it is not "
+            "begun again in this turn",
+            code="step.never_ended",
+        )
+        outcome = self._decide(action, End(error=error))
+        assert isinstance(outcome, Failed)
+        return replace(outcome, error=replace(outcome.error, final=True))
 
     def _deadline(self, action: Action) -> Deadline | None:
         return choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
@@ -506,6 +535,8 @@ class Step:
     ) -> StepEnd:
         body = {"attempt": self.attempt} if self.attempt > 1 else None
         event = Event("step_completed", self.path, body if error is None else _error_body(error, self.attempt))
+        if action.effect is EffectClass.INFER:
+            output = by_reference(output)
         row = self._new_row(StepState.COMPLETED, like=self.row, effect=action.effect, output=output, stands_for=error)
         if action.record is not None:
             return await self._commit_with_part(row, event, action, end)

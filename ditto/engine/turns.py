@@ -5,14 +5,15 @@ are counted, `m/1`, `m/2`, …, and carry the hash of their request; tool calls 
 digest of tool and arguments. Asked for anything else, the turn stops before a provider or a tool is touched.
 
 Tool calls run in tasks of the turn: a framework that gives up one call because another one failed does not cut short
-what was admitted. It is drained, and its outcome stands.
+what was admitted. It is drained, and its outcome stands; what was not begun is not. After an error no call is begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -20,10 +21,10 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import anyio
 
 from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
-from ditto.contracts.calls import unique_ids
+from ditto.contracts.calls import CUT_ANSWER, unique_ids, with_unique_ids
 from ditto.effects import EffectClass
 from ditto.engine.deliveries import Deliveries
-from ditto.engine.flows import FlowRun
+from ditto.engine.flows import FlowRun, FlowStopped, not_begun
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.requests import list_differences, request_hash
 from ditto.engine.routing import Router
@@ -65,25 +66,21 @@ class TurnFlow(Flow):
 
     kind: ClassVar[str] = "turn"
     carries: ClassVar[bool] = True
+    tries_again: ClassVar[bool] = True
 
 
 @dataclass(slots=True)
-class Ended:
-    """What a turn's function itself came to, in this process: it may have returned no data, or raised anything."""
+class Came:
+    """What a turn's function came to in this process: it may be no data, or an error of any class."""
 
-    returned: list[Any] = field(default_factory=list)
-    raised: Exception | None = None
+    values: list[Any] = field(default_factory=list)
+    error: Exception | None = None
 
 
 def turn_flow(
-    turn: Turn,
-    function: TurnFunction[Any],
-    router: Router,
-    store: Store,
-    ended: Ended,
-    on_receipt: ReceiptSink | None,
+    turn: Turn, function: TurnFunction[Any], router: Router, store: Store, came: Came, on_receipt: ReceiptSink | None
 ) -> TurnFlow:
-    """The Flow that calls `function` with a TurnContext, and notes what it came to.
+    """The Flow that calls `function` with a TurnContext; `came` is told how that ended.
 
     The run's own result is `{"value": …}`, or `{}` if that is nothing that can be stored.
     """
@@ -92,23 +89,30 @@ def turn_flow(
         flow = cast(FlowRun, ctx)
         deliveries = None if on_receipt is None else Deliveries(store, turn.run_id, on_receipt)
         calls = _Driven(turn, router, store, flow, deliveries)
+        value: Any = None
         try:
+            value = await function(calls)
+        except Exception as error:  # noqa: BLE001 - told below, unless an error of its calls came first
+            came.error = error
+        except BaseExceptionGroup as group:
+            if calls.failure is None or group.split((FlowStopped, Exception))[1] is not None:
+                raise
+        finally:
+            await calls.drain()
+        came.error = calls.failure or came.error
+        if came.error is None:
             try:
-                value = await function(calls)
-            finally:
-                await calls.drain()
-            if calls.failure is not None:
-                raise calls.failure
-            await calls.hand_over_receipts()
-        except Exception as error:
-            ended.raised = error
-            raise
-        ended.returned.append(value)
+                await calls.hand_over_receipts()
+            except StepError as error:
+                came.error = error
+        if came.error is not None:
+            raise came.error
+        came.values.append(value)
         try:
-            encode(as_data(value), what="the result", max_bytes=RESULT_BYTES_MAX)
+            encode(value, what="the result", max_bytes=RESULT_BYTES_MAX)
         except DittoError:
             return {}
-        return {"value": as_data(value)}
+        return {"value": value}
 
     return TurnFlow("turn", run)
 
@@ -121,9 +125,15 @@ async def replay_turn(turn: Turn, function: TurnFunction[T], router: Router, sto
         page, after = await store.read(partial(queries.list_calls, nested=True), run, after, 500)
         rows.update((row.path, row) for row in page)
     calls = _Replayed(turn, router, store, run, rows)
-    value = await function(calls)
+    try:
+        value = await function(calls)
+    except Exception:
+        if calls.failure is not None:
+            raise calls.failure from None
+        raise
     if calls.failure is not None:
         raise calls.failure
+    calls.check_all_asked()
     return value
 
 
@@ -136,11 +146,15 @@ class _TurnCalls(ABC):
         self.failure: DittoError | None = None
         """The first error that a call raised: the turn fails by it, whatever its function makes of it."""
         self.operations: dict[str, _Operation] = {}
+        self.is_over = False
+        """The function has ended: no call is begun any more."""
         self._router = router
         self._model_calls = 0
         self._asking = False
         self._ids: set[str] = set()
         """The ids of all tool calls in the answers so far."""
+        self._cut: set[str] = set()
+        """Those of answers that were cut by their length limit."""
 
     @property
     def run_id(self) -> str:
@@ -149,17 +163,23 @@ class _TurnCalls(ABC):
     # Model calls
 
     async def sample(self, request: SampleInput) -> Sample:
-        asked = ModelRequest(f"model {request.model}", as_data(request))
-        node = replace(_node(SAMPLE), bind=lambda: request)
+        asked, taken = ModelRequest(f"model {request.model}", as_data(request)), frozenset(self._ids)
+        # The request need not hold all calls of the turn: an agent may have left some out of its history.
+        node = replace(
+            _node(SAMPLE), bind=lambda: request, finish=lambda answer: with_unique_ids(answer, request, taken)
+        )
         answer = await self._model_call(asked, node)
         sample = Sample.model_validate(answer)
-        self._ids.update(call.id for call in sample.message.tool_calls)
+        ids = [call.id for call in sample.message.tool_calls]
+        self._ids.update(ids)
+        if sample.finish_reason == "length":
+            self._cut.update(ids)
         return sample
 
     async def ask(self, request: ModelRequest, ask: Ask, *, ids: CallIds | None = None) -> Any:
         ordinal, taken = self._model_calls + 1, frozenset(self._ids)
 
-        def with_unique_ids(answer: Any) -> Any:
+        def finish(answer: Any) -> Any:
             if ids is None:
                 return answer
             given = list(ids.read(answer))
@@ -172,8 +192,8 @@ class _TurnCalls(ABC):
             call=ask,
             is_async=True,
             recorded=lambda: dict(request.parts),
-            growing=request.growing,
-            result=with_unique_ids,
+            growing=tuple(name for name in request.growing if name in request.parts),
+            result=finish,
         )
         answer = await self._model_call(request, replace(_node(SAMPLE), planned=lambda: action))
         if ids is not None:
@@ -181,6 +201,16 @@ class _TurnCalls(ABC):
         return answer
 
     async def _model_call(self, request: ModelRequest, node: Node) -> Any:
+        path = f"m/{self._model_calls + 1}"
+        self._check_may_begin(path)
+        if given_up := [call_id for call_id, each in self.operations.items() if each.is_given_up]:
+            raise self._fail(
+                StepError(
+                    f"model call {path} was not begun: tool call {', '.join(given_up)} was given up by its caller, "
+                    "and is still under way; let a tool end by a timeout_s of its own",
+                    code="turn.given_up",
+                )
+            )
         if self._asking:
             raise self._fail(
                 StepError("a turn asks its model once at a time; wait for the answer", code="turn.concurrent_call")
@@ -196,15 +226,27 @@ class _TurnCalls(ABC):
             )
         self._asking = True
         self._model_calls += 1
-        node = replace(node, name=f"m/{self._model_calls}", version=request_hash(request)[:VERSION_DIGITS])
+        node = replace(node, name=path, version=request_hash(request)[:VERSION_DIGITS])
         try:
             return await self._noted(self._perform(node, request.parts))
+        except asyncio.CancelledError:
+            self._fail(
+                StepError(
+                    f"the caller of model call {path} gave it up, so the turn cannot go on; let it end by a timeout of "
+                    "the provider, or of runtime.step_timeout_s. Run again",
+                    code="turn.given_up",
+                    retryable=True,
+                )
+            )
+            raise
         finally:
             self._asking = False
 
     # Tool calls
 
     async def call(self, name: str, call_id: str, arguments: Any) -> ExternalResult:
+        if call_id in self._cut:
+            return _not_admitted(name, call_id, "answer.cut", CUT_ANSWER)
         if not isinstance(arguments, dict):
             return _not_admitted(name, call_id, "tool.arguments", f"the arguments of {name} must be a JSON object")
         request = ToolInput(tool=name, arguments=arguments, call_id=call_id)
@@ -228,16 +270,32 @@ class _TurnCalls(ABC):
             raise self._fail(error) from None
         known = self.operations.get(call_id)
         if known is None:
+            self._check_may_begin(f"t/{call_id}")
             node = replace(node, name=f"t/{call_id}", version=version[:VERSION_DIGITS])
-            outcome = asyncio.ensure_future(self._noted(self._start(node, asked)))
-            outcome.add_done_callback(_look_at)
-            known = self.operations[call_id] = _Operation(version, outcome)
+            known = self.operations[call_id] = _Operation(version)
+            known.outcome = asyncio.ensure_future(self._noted(self._start(known, node, asked)))
+            known.outcome.add_done_callback(_look_at)
         elif known.version != version:
             raise self._fail(self._conflict(f"t/{call_id}", ["another tool, or other arguments"]))
-        return await asyncio.shield(known.outcome)
+        known.callers += 1
+        try:
+            return await asyncio.shield(known.outcome)
+        finally:
+            known.callers -= 1
+            if known.is_given_up and not known.begun:
+                # Nobody wants it any more, and it waits for its turn.
+                del self.operations[call_id]
+                known.outcome.cancel()
 
-    async def _start(self, node: Node, asked: dict[str, Any]) -> Any:
+    async def _start(self, operation: _Operation, node: Node, asked: dict[str, Any]) -> Any:
         return await self._perform(node, asked)
+
+    def _check_may_begin(self, path: str) -> None:
+        """Raises StepError after an error, and after the end."""
+        if self.is_over:
+            raise StepError(f"call {path} was not begun: the turn's function has ended", code="turn.over")
+        if self.failure is not None:
+            raise not_begun(path)
 
     # How each is made
 
@@ -259,10 +317,12 @@ class _TurnCalls(ABC):
         raise self._conflict(node.name, list_differences(arguments, asked))
 
     async def _noted(self, work: Awaitable[T]) -> T:
-        """The work's result. An error of it fails the turn."""
+        """The work's result. An error of it fails the turn, but for one that only says that another call did."""
         try:
             return await work
         except DittoError as error:
+            if error.code == "turn.stopped":
+                raise
             raise self._fail(error) from error.__cause__
 
     def _fail(self, error: DittoError) -> DittoError:
@@ -291,21 +351,21 @@ class _Driven(_TurnCalls):
     def _row(self, path: str) -> StepRow | None:
         return self._flow.recorded(path)
 
-    async def _start(self, node: Node, asked: dict[str, Any]) -> Any:
+    async def _start(self, operation: _Operation, node: Node, asked: dict[str, Any]) -> Any:
         """A call is admitted when it starts, so one that waits for its turn is never unknown."""
-        async with self._slots:
-            if self._flow.is_blocked:
-                await self._flow.block()
-            if self.failure is not None:
-                raise StepError(
-                    f"call {node.name} was not started: another call of the turn failed", code="turn.stopped"
-                )
-            return await self._perform(node, asked)
+        async with AsyncExitStack() as slot:
+            await slot.enter_async_context(self._slots)
+            self._check_may_begin(node.name)
+            operation.begun = True
+            # One that cannot go on makes room for the others: what is unknown blocks only what rests on it.
+            return await self._perform(node, asked, blocked=slot.aclose)
 
-    async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
+    async def _perform(
+        self, node: Node, asked: dict[str, Any], *, blocked: Callable[[], Awaitable[None]] | None = None
+    ) -> Any:
         if node.type == SAMPLE:
             await self.hand_over_receipts()
-        return await self._flow.perform(node, lambda run: self._refuse_mismatch(node, asked, run))
+        return await self._flow.perform(node, lambda run: self._refuse_mismatch(node, asked, run), blocked)
 
     async def hand_over_receipts(self) -> None:
         """Make all outcomes durable and hand over their receipts, before the model is asked anything further.
@@ -326,16 +386,27 @@ class _Driven(_TurnCalls):
         await self._noted(self._flow.settle())
 
     async def drain(self) -> None:
-        """Return when no tool call is under way; a cancellation of the turn itself cuts them short."""
-        under_way = [each.outcome for each in self.operations.values() if not each.outcome.done()]
-        if not under_way:
-            return
+        """Return when no tool call is under way; a cancellation of the turn itself cuts them short.
+
+        Whoever was cancelled is told once they have ended, however often it is cancelled.
+        """
+        self.is_over = True
+        under_way = {each.outcome for each in self.operations.values() if not each.outcome.done()}
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            for outcome in under_way:
-                outcome.cancel()
+        cut = task is not None and task.cancelling() > 0
+        if cut:
+            _cancel_all(under_way)
+        cancellation: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
-            await asyncio.wait(under_way)
+            while under_way:
+                try:
+                    _, under_way = await asyncio.wait(under_way)
+                except asyncio.CancelledError as cancelled:
+                    if not cut:
+                        _cancel_all(under_way)
+                    cut, cancellation = True, cancelled
+        if cancellation is not None:
+            raise cancellation
 
 
 class _Replayed(_TurnCalls):
@@ -345,6 +416,7 @@ class _Replayed(_TurnCalls):
         super().__init__(turn, router, store)
         self._run = run
         self._rows = rows
+        self._asked: set[str] = set()
 
     def _row(self, path: str) -> StepRow | None:
         return self._rows.get(path)
@@ -352,7 +424,18 @@ class _Replayed(_TurnCalls):
     async def settle(self) -> None:
         """All of it is durable."""
 
+    def check_all_asked(self) -> None:
+        """Refuse an end that leaves recorded calls unasked for. Raises ReplayMismatchError."""
+        left = sorted(set(self._rows) - self._asked)
+        if left:
+            raise ReplayMismatchError(
+                f"turn {self.run_id} is completed, and its function ended without asking for what is recorded: "
+                f"{', '.join(left)}; run it with the code that it was started with",
+                run_id=self.run_id,
+            )
+
     async def _perform(self, node: Node, asked: dict[str, Any]) -> Any:
+        self._asked.add(node.name)
         row = self._rows.get(node.name)
         if row is None:
             raise ReplayMismatchError(
@@ -365,12 +448,21 @@ class _Replayed(_TurnCalls):
         raise ErrorRecord.from_text(row.error).to_error(self.run_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Operation:
     """A tool call of this turn: the digest of what it was asked with, and its outcome, once it is known."""
 
     version: str
-    outcome: asyncio.Future[Any]
+    outcome: asyncio.Future[Any] = field(init=False)
+    callers: int = 0
+    """Those who wait for the outcome now."""
+    begun: bool = False
+    """It has its slot."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Nobody waits for it, and it has not ended."""
+        return self.callers == 0 and not self.outcome.done()
 
 
 def check_call_id(call_id: str) -> None:
@@ -393,6 +485,11 @@ def _node(type: str) -> Node:
 def _not_admitted(name: str, call_id: str, code: str, message: str) -> ExternalResult:
     """What the model is told of a call that was not made."""
     return ExternalResult(call_id=call_id, source=name, status="failed", error=ResultError(code=code, message=message))
+
+
+def _cancel_all(outcomes: Iterable[asyncio.Future[Any]]) -> None:
+    for outcome in outcomes:
+        outcome.cancel()
 
 
 def _look_at(outcome: asyncio.Future[Any]) -> None:

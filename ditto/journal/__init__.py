@@ -17,6 +17,7 @@ from ditto.journal.agent import Bindings, JournaledAgent, JournaledModel, Journa
 from ditto.journal.answers import PlannedCall, plan_calls, tool_messages
 from ditto.journal.block import TurnClient
 from ditto.journal.bridge import SavedCall, SavedTurn, ToolBridge, replay_saved_turn
+from ditto.journal.history import mend_history, recorded_messages
 from ditto.journal.loop import AgentResult, run_agent
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "SavedTurn",
     "ToolBridge",
     "TurnClient",
+    "mend_history",
     "plan_calls",
+    "recorded_messages",
     "replay_saved_turn",
     "run_agent",
     "tool_messages",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ditto import ExternalResult, Message, ResultError, Sample, ToolCall
-
-CUT = "the answer was cut by its length limit before this call was complete; send the call again, or a shorter one"
+from ditto.contracts import CUT_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def tool_messages(calls: Iterable[PlannedCall], results: Mapping[str, ExternalRe
 
 def _plan(call: ToolCall, offered: frozenset[str], *, cut: bool) -> PlannedCall:
     if cut:
-        return _refused(call, "answer.cut", CUT)
+        return _refused(call, "answer.cut", CUT_ANSWER)
     if call.name not in offered:
         known = ", ".join(sorted(offered)) or "none"
         return _refused(call, "tool.unknown", f"no tool is called {call.name!r}; there are: {known}")

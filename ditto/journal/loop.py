@@ -9,6 +9,8 @@ The state is the conversation, of which only what is added is stored. Resuming r
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,7 +58,8 @@ async def run_agent(
     """Ask the model, make the calls it asks for, and so on until it answers without any; durable at every point.
 
     The run's id is the turn's key, so the same namespace, thread and turn go on, and a finished turn returns what was
-    saved. `model_key` names what decides, by default the model's name; another one, or another prompt, is a conflict.
+    saved. `model_key` names what decides, by default the model's name. Another one, another prompt, other tools or
+    options are a conflict.
     `options` are the other fields of SampleInput (temperature, stream, …). `tools` must be the runtime's interaction
     worker's.
 
@@ -71,8 +74,14 @@ async def run_agent(
         messages.insert(0, Message(role="system", content=system))
     if not messages:
         raise DefinitionError("run_agent needs a prompt: text, or a sequence of Messages")
-    agent = _Agent(SampleInput(model=ref, messages=tuple(messages), tools=offers, **options))
-    state = {"turn": key.identity, "messages": [each.model_dump(mode="json") for each in messages], "answer": None}
+    request = SampleInput(model=ref, messages=tuple(messages), tools=offers, **options)
+    agent = _Agent(request)
+    state = {
+        "turn": key.identity,
+        "request": _identity(request),
+        "messages": [each.model_dump(mode="json") for each in messages],
+        "answer": None,
+    }
     last = await runtime.loop(agent.loop(max_steps), state, id=key.run_id, on_finished="reopen")
     answer = Sample.model_validate(last["answer"])
     return AgentResult(
@@ -82,6 +91,16 @@ async def run_agent(
         run_id=key.run_id,
         steps=sum(each["role"] == "assistant" for each in last["messages"][len(messages) :]),
     )
+
+
+def _identity(request: SampleInput) -> dict[str, Any]:
+    """What an agent's requests have in common: another one is a conflict. Tools stand for themselves by a digest."""
+    data = request.model_dump(mode="json", exclude={"messages", "tools"})
+    return {**data, "tools": {tool.name: _digest(tool.model_dump(mode="json")) for tool in request.tools}}
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 class _Agent:
@@ -122,7 +141,7 @@ class _Agent:
     def _update(self, state: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         answer = outputs["sample"]
         told = [each.model_dump(mode="json") for each in self._told(state, outputs)]
-        return {**state, "messages": state["messages"].add(*told, answer["message"]), "answer": answer}
+        return {"turn": state["turn"], "messages": state["messages"].add(*told, answer["message"]), "answer": answer}
 
     def _told(self, state: dict[str, Any], outputs: dict[str, Any]) -> list[Message]:
         """What the model is told of the calls of its last answer."""

@@ -15,7 +15,7 @@ from ditto.store import statements as sql
 from ditto.store.records import RunRow, StepRow, ToldEvent, check_row, kinds_of
 from ditto.store.schema import StepState, receipts, steps
 from ditto.store.transitions import EVENT_ID_SHIFT
-from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode
+from ditto.store.values import GROWING, REFERENCE, Growing, State, Stored, decode, digest
 
 _SETTLED_TEXTS: Final = frozenset(state.value for state in (StepState.COMPLETED, StepState.FAILED, StepState.SKIPPED))
 
@@ -186,7 +186,7 @@ def _told(
 
 
 def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
-    """A value column with its body. Raises StoreDamagedError if the body is gone."""
+    """A value column with its body. Raises StoreDamagedError if the body is gone, or is not what was stored."""
     if column is None:
         return None
     if not column.startswith(REFERENCE):
@@ -198,8 +198,8 @@ def load_value(db: sqlite3.Connection, column: str | None) -> Stored | None:
     except ValueError:
         row = None
     if row is None:
-        raise StoreDamagedError(f"the value {column[1:]} is missing from ditto_values; restore a backup")
-    return Stored(column, row[0])
+        raise _missing(column[1:])
+    return Stored(column, _sound(column[1:], row[0]))
 
 
 def list_calls(
@@ -266,8 +266,24 @@ def _load_list(db: sqlite3.Connection, number: int) -> Items:
 def _load_item(db: sqlite3.Connection, value: int) -> Any:
     row = sql.GET_VALUE_BY_ID(db, b_id=value).fetchone()
     if row is None:
-        raise StoreDamagedError(f"the value {value} is missing from ditto_values; restore a backup")
-    return decode(row[0])
+        raise _missing(str(value))
+    return decode(_sound(row[0].hex(), row[1]))
+
+
+def _sound(expected: str, body: Any) -> str:
+    """The body of a value, if that is its digest. Raises StoreDamagedError."""
+    if not isinstance(body, str) or digest(body) != expected:
+        raise StoreDamagedError(
+            f"the value {expected} in ditto_values is not what was stored: its text was altered; restore a backup",
+            code="store.value_altered",
+        )
+    return body
+
+
+def _missing(value: str) -> StoreDamagedError:
+    return StoreDamagedError(
+        f"the value {value} is missing from ditto_values; restore a backup", code="store.value_missing"
+    )
 
 
 def _step(db: sqlite3.Connection, row: Sequence[Any], *, with_arguments: bool = True) -> StepRow:

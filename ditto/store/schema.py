@@ -67,13 +67,17 @@ class StepState(StrEnum):
     """The last attempt is known to have changed nothing; another may be made."""
     UNKNOWN = "unknown"
     OPEN = "open"
-    """A Loop inside a Flow, under way: its output is the state after `attempt` iterations."""
+    """Under way: a Loop inside a Flow, whose output is the state after `attempt` iterations; or the try `attempt` of a
+    turn's call that may simply be made again."""
     WAITING = "waiting"
     """Open until a signal, a decision or a time settles it; nobody need drive the run meanwhile."""
 
 
 SETTLED: Final = frozenset({StepState.COMPLETED, StepState.SKIPPED})
 """Dependants may go on."""
+
+UNDER_WAY: Final = frozenset({StepState.ADMITTED, StepState.OPEN, StepState.WAITING})
+"""Begun, and not ended."""
 
 metadata = MetaData()
 

@@ -453,7 +453,7 @@ LIST_TOLD: Final = Statement(
 )  # fmt: skip
 GET_VALUE: Final = Statement(select(values.c.body).where(values.c.digest == bindparam("b_digest")))
 GET_VALUE_ID: Final = Statement(select(values.c.id).where(values.c.digest == bindparam("b_digest")))
-GET_VALUE_BY_ID: Final = Statement(select(values.c.body).where(values.c.id == bindparam("b_id")))
+GET_VALUE_BY_ID: Final = Statement(select(values.c.digest, values.c.body).where(values.c.id == bindparam("b_id")))
 
 INSERT_LIST: Final = Statement(
     insert(lists).values(base=bindparam("base"), length=bindparam("length"), added=bindparam("added"))

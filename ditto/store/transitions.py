@@ -30,7 +30,7 @@ from ditto.receipts.body import Draft
 from ditto.store import statements as sql
 from ditto.store.chain import Chain, Tip
 from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import CLOSED, REOPENABLE, RunStatus, StepState
+from ditto.store.schema import CLOSED, REOPENABLE, UNDER_WAY, RunStatus, StepState
 from ditto.store.values import GROWING, Growing, Stored, digest, store_text
 
 EVENT_ID_SHIFT: Final = 32
@@ -247,7 +247,7 @@ def _insert_step(tx: Transaction, run: int, row: StepRow) -> None:
         output=tx.keep(row.output),
         error=row.error,
         admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
-        settled_at=None if row.state in (StepState.ADMITTED, StepState.WAITING) else tx.at,
+        settled_at=None if row.state in UNDER_WAY else tx.at,
         due_at=row.due_at,
     )
 
@@ -362,7 +362,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
         n_error=row.error,
         n_admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
         n_due_at=row.due_at,
-        n_settled_at=None if row.state is StepState.ADMITTED else tx.at,
+        n_settled_at=None if row.state in UNDER_WAY else tx.at,
     )
     if moved.rowcount != 1:
         raise TransitionRefusedError(

@@ -126,6 +126,11 @@ def store_text(text: str) -> Stored:
     return Stored(REFERENCE + digest(text), text)
 
 
+def by_reference(value: Stored) -> Stored:
+    """The value under its digest, however small it is: so it cannot be altered unnoticed."""
+    return value if value.by_reference else Stored(REFERENCE + digest(value.body), value.body)
+
+
 def digest(text: str) -> str:
     """SHA-256 of the stored bytes, 64 hex digits."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,45 +12,13 @@ from typing import Any
 import pytest
 
 from tests.crash.world import World
-from tests.processes import ROOT
-
-
-class Nursery:
-    """See `nursery.py`."""
-
-    def __init__(self, module: str = "tests.crash.nursery", *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'workers'}"},
-        )
-
-    def bear(self, **order: Any) -> dict[str, Any]:
-        """One child, to its end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order, default=str) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        assert isinstance(answer, dict)
-        return answer
-
-    def close(self) -> None:
-        """No more children."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+from tests.nursery import Nursery
 
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     """Bears child processes."""
-    nursery = Nursery()
+    nursery = Nursery("tests.crash.program")
     yield nursery
     nursery.close()
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.conftest import Case, Nursery
+from tests.crash.conftest import Case
 from tests.crash.flow import ROUNDS, RUN
+from tests.nursery import Nursery
 from tests.receipts.chains import certified
 
 WORKFLOWS = ["graph", "loop"]

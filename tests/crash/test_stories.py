@@ -17,7 +17,8 @@ import pytest
 from ditto.store.connection import Driver
 from ditto.testing.provider import Call, Reply, Text, ToolCalls, Usage, read_requests, reply_to_json
 from tests.crash import stories
-from tests.crash.conftest import Case, Nursery
+from tests.crash.conftest import Case
+from tests.nursery import Nursery
 from tests.processes import ROOT
 
 KILLED = {"signal": signal.SIGKILL}

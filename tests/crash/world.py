@@ -26,6 +26,10 @@ class World:
         """Whether it was done."""
         return self.calls()[kind, key] > 0
 
+    def has_key(self, key: str) -> bool:
+        """Whether anything was done under that key."""
+        return any(each == key for _, each in self.calls())
+
     def calls(self) -> Counter[tuple[str, str]]:
         """How often each was done."""
         with closing(self._connect()) as db:

@@ -23,9 +23,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from ditto import Absent, Committed, Config, LookupResult, Runtime, StepContext, create_ditto
 from ditto.config import RuntimeConfig
 from ditto.journal.pydantic_ai import DittoDurability, current_step
-from ditto.testing import crash
 from ditto.testing.provider import Call, Reply, Text, ToolCalls
-from tests.crash import nursery
 from tests.crash.world import World
 
 KEY: dict[str, Any] = {"namespace": "report-v1", "thread": "thread-1", "turn": "turn-1"}
@@ -122,16 +120,14 @@ async def work(order: dict[str, Any]) -> dict[str, Any]:
 
 def live(order: dict[str, Any]) -> dict[str, Any]:
     """What a process does that is killed somewhere."""
-    if order.get("record"):
-        crash.record_points(Path(order["record"]))
-    if order.get("at"):
-        crash.kill_at(order["at"])
     return asyncio.run(work(order))
 
 
+def warm_up(folder: Path, base_url: str) -> None:
+    """Import what is imported on first use, by living once."""
+    paths = {"store": str(folder / "ditto.db"), "world": str(folder / "world.db")}
+    live({"mode": "generate", "tools": 1, "base_url": base_url, **paths})
+
+
 if __name__ == "__main__":
-    # One life by itself, or a nursery of lives whose provider is at the given address.
-    if sys.argv[1] == "--nursery":
-        nursery.serve(live, {"mode": "generate", "tools": 1, "base_url": sys.argv[2]})
-    else:
-        sys.stdout.write(json.dumps(live(json.loads(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(live(json.loads(sys.argv[1]))) + "\n")

@@ -11,8 +11,8 @@ from typing import Any
 
 import anyio
 
-from ditto import Config, ModelRef, Runtime, Sample, Tool, ToolCall, create_ditto
-from ditto.config import Endpoint, RuntimeConfig, SandboxConfig, StoreConfig
+from ditto import Config, ModelRef, Runtime, Sample, Tool, ToolCall, TurnContext, create_ditto
+from ditto.config import Endpoint, ProviderConfig, RuntimeConfig, SandboxConfig, StoreConfig, WorkersConfig
 from ditto.contracts import Message, SampleInput, ToolOffer
 from ditto.testing.provider import Call, ScriptedProvider, ToolCalls
 from ditto.turn import Turn
@@ -58,15 +58,21 @@ async def agents(
     provider: ScriptedProvider,
     tools: Sequence[Tool] = (),
     *,
+    allowed: Sequence[str] | None = None,
+    workers: WorkersConfig | None = None,
+    providers: dict[str, ProviderConfig] | None = None,
     receipts: bool = True,
     **runtime_settings: Any,
 ) -> AsyncIterator[Runtime]:
-    """A runtime whose model is the scripted provider."""
+    """A runtime whose model is the scripted provider. The sandbox allows all `tools`, or those that are `allowed`."""
+    names = [tool.name for tool in tools] if allowed is None else allowed
     settings = Config(
         model=MODEL,
         endpoints={"scripted": Endpoint(base_url=provider.base_url)},
-        sandbox=SandboxConfig(tools=tuple(tool.name for tool in tools)),
-        runtime=RuntimeConfig(**runtime_settings),
+        sandbox=SandboxConfig(tools=tuple(names)),
+        workers=workers or WorkersConfig(),
+        providers=providers or {},
+        runtime=RuntimeConfig(**{"grace_s": 5.0, **runtime_settings}),
         store=StoreConfig(receipts=receipts),
     )
     async with create_ditto(
@@ -75,25 +81,29 @@ async def agents(
         yield runtime
 
 
-async def talk(ctx: Any, first: SampleInput) -> str:
-    """The smallest agent: ask, call what is asked for side by side, until there is an answer."""
+async def talk(ctx: TurnContext, first: SampleInput, *, order: Sequence[str] = ()) -> str:
+    """The smallest agent: ask, call what is asked for side by side, until there is an answer.
+
+    The calls are begun in the `order` of their ids, or else in the answer's.
+    """
     messages = list(first.messages)
     while True:
         sample = await ctx.sample(first.model_copy(update={"messages": tuple(messages)}))
         messages.append(sample.message)
         if not sample.message.tool_calls:
             return str(sample.message.content)
-        messages += await _act(ctx, sample)
+        messages += await _act(ctx, sample, order)
 
 
-async def _act(ctx: Any, sample: Sample) -> list[Message]:
+async def _act(ctx: TurnContext, sample: Sample, order: Sequence[str]) -> list[Message]:
     results: dict[str, str] = {}
+    asked = {call.id: call for call in sample.message.tool_calls}
 
     async def make(call: ToolCall) -> None:
         result = await ctx.call(call.name, call.id, json.loads(call.arguments))
         results[call.id] = result.content or str(result.error)
 
     async with anyio.create_task_group() as group:
-        for call in sample.message.tool_calls:
-            group.start_soon(make, call)
+        for call_id in order or asked:
+            group.start_soon(make, asked[call_id])
     return [Message(role="tool", content=results[call.id], tool_call_id=call.id) for call in sample.message.tool_calls]

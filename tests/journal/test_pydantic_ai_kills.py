@@ -20,9 +20,9 @@ import pytest_asyncio
 from anyio import to_thread
 
 from ditto.testing.provider import ScriptedProvider
-from tests.crash.conftest import Nursery
 from tests.crash.world import World
 from tests.journal.pydantic_scene import DONE, TOOLS, report
+from tests.nursery import Nursery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +42,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
     """Bears processes whose provider runs here."""
     folder = tmp_path_factory.mktemp("kills")
     async with ScriptedProvider(folder / "model.db", report, strict=True) as provider:
-        nursery = Nursery("tests.journal.pydantic_scene", "--nursery", provider.base_url)
+        nursery = Nursery("tests.journal.pydantic_scene", provider.base_url)
         try:
             stage = Stage(provider, nursery, folder)
             await Case(stage, "generate", 1).live()  # it asks the provider itself, to warm up

@@ -13,7 +13,7 @@ from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema, to_jsonable_python
 
 from ditto import DefinitionError, StepContext, ToolOffer, Turn, TurnContext
-from ditto.journal.answers import CUT
+from ditto.contracts import CUT_ANSWER
 from ditto.journal.pydantic_ai.effects import ToolEffect
 from ditto.journal.pydantic_ai.records import find_call, read_result
 
@@ -134,7 +134,7 @@ def _refuse_cut(ctx: RunContext[Any], call_id: str) -> None:
     """No call of an answer that was cut by its length limit is made. Raises ToolFailed: the model is told."""
     found = find_call(ctx.messages, call_id)
     if found is not None and found[1].finish_reason == "length":
-        raise ToolFailed(CUT)
+        raise ToolFailed(CUT_ANSWER)
 
 
 def _arguments(ctx: RunContext[Any], call_id: str, validated: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ditto import (
     ExternalResult,
     OutputError,
     ResultError,
+    StepError,
     StepTimeoutError,
     ToolError,
 )
@@ -68,6 +69,8 @@ def to_failed_result(
     elif isinstance(error, StepTimeoutError):
         status = "timeout"
         reason = ResultError(code=error.code, message=error.message, retryable=error.retryable)
+    elif isinstance(error, StepError) and error.code == "step.never_ended":
+        reason = ResultError(code=error.code, message=error.message)
     else:
         reason = ResultError(code="tool.exception", message=f"{type(error).__name__}: {error}")
     return ExternalResult(
