@@ -34,7 +34,7 @@ from ditto import (
 from ditto.config import Config, SandboxConfig
 from ditto.journal import JournaledAgent
 from ditto.journal.pydantic_ai import DittoDurability, PydanticBindings, current_step
-from ditto.testing.provider import Call, Failure, Reply, ScriptedProvider, Text, ToolCalls
+from ditto.testing.provider import Call, Drop, Failure, Reply, ScriptedProvider, Text, ToolCalls
 from ditto_workers import create_interaction_worker
 from tests.journal.pydantic_scene import CLIENTS, KEY, durable, openai_model
 from tests.journal.scene import PUBLISH
@@ -240,6 +240,41 @@ async def test_a_lost_write_is_looked_up_by_its_key(tmp_path: Path, store: Path)
         result = await agent.run("go")
         assert outside == {"report/a": "a is out"}
         assert results_of(result.all_messages()) == [("a is out", "success")]
+
+
+@pytest.mark.parametrize(
+    ("committed", "told"),
+    [
+        ("a is out", ("a is out", "success")),
+        ({"id": 7}, ({"id": 7}, "success")),
+        (
+            {"source": "shop", "status": "failed", "error": {"code": "shop.closed", "message": "no"}},
+            ("shop.closed: no", "failed"),
+        ),
+    ],
+)
+async def test_a_person_settles_what_was_lost(
+    tmp_path: Path, store: Path, committed: Any, told: tuple[Any, str]
+) -> None:
+    """Of a model's answer by text, of a tool's by its result; the run then goes on from that."""
+    run_id = Turn(**KEY, model_key="any").run_id
+    script: list[Reply] = [say(("c1", "publish", "a")), Drop("mid_body")]
+    async with ScriptedProvider(tmp_path / "model.db", script) as provider, durable(store) as runtime:
+        agent = Agent(openai_model(provider.base_url), capabilities=[DittoDurability(runtime, **KEY)])
+
+        @agent.tool_plain
+        async def publish(text: str) -> str:
+            raise OSError("the line went dead")
+
+        for step, settled in [("t/c1", {"committed": committed}), ("m/2", {"response": "It is done."})]:
+            with pytest.raises(UnknownOutcomeError) as unknown:
+                await agent.run("go")
+            assert unknown.value.steps == (step,)
+            await runtime.resolve(run_id, step, actor="ada", reason="I looked", **settled)
+        result = await agent.run("go")
+        assert result.output == "It is done."
+        assert results_of(result.all_messages()) == [told]
+        assert provider.count == 2
 
 
 async def test_call_ids_that_a_provider_uses_twice_are_made_unique(tmp_path: Path, store: Path) -> None:

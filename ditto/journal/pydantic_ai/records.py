@@ -13,10 +13,12 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic import TypeAdapter
 from pydantic_ai import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed, ToolReturn
 from pydantic_ai.messages import (
+    FinishReason,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
+    TextPart,
     ToolCallPart,
     ToolReturnPart,
 )
@@ -24,7 +26,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from ditto import DefinitionError
+from ditto import DefinitionError, ExternalResult, Sample
 from ditto import ModelRequest as AskedRequest
 
 Kind: TypeAlias = Literal["generate", "stream", "compact"]
@@ -138,10 +140,21 @@ def write_response(response: ModelResponse) -> dict[str, Any]:
 
 
 def read_response(written: Any) -> ModelResponse:
-    """The answer that was written."""
+    """The answer that was written; or the Sample that a person gave in place of one that was lost."""
+    if "message" in written:
+        return _of_sample(Sample.model_validate(written))
     message = ModelMessagesTypeAdapter.validate_python([written])[0]
     assert isinstance(message, ModelResponse)
     return message
+
+
+def _of_sample(sample: Sample) -> ModelResponse:
+    given = sample.message
+    calls = [ToolCallPart(call.name, call.arguments, tool_call_id=call.id) for call in given.tool_calls]
+    texts = [TextPart(given.content)] if given.content else []
+    reasons: dict[str, FinishReason] = {"length": "length", "content_filter": "content_filter"}
+    reason = reasons.get(sample.finish_reason, "tool_call" if calls else "stop")
+    return ModelResponse(parts=[*texts, *calls], finish_reason=reason)
 
 
 def has_calls(response: ModelResponse) -> bool:
@@ -169,6 +182,8 @@ class ResponseCallIds:
 
 
 def _calls(answer: Any) -> list[dict[str, Any]]:
+    if "message" in answer:
+        return [{"tool_call_id": call["id"]} for call in answer["message"]["tool_calls"]]
     return [part for part in answer["parts"] if part["part_kind"] == "tool-call"]
 
 
@@ -211,8 +226,10 @@ def write_result(result: Any) -> dict[str, Any]:
 
 
 def read_result(written: Any) -> Any:
-    """What the tool returned. Raises the signal that it raised."""
-    match written["kind"]:
+    """What the tool returned, or a person said that it did. Raises the signal that it raised."""
+    match written.get("kind"):
+        case None:
+            return value_of(ExternalResult.model_validate(written))
         case "retry":
             raise ModelRetry(written["message"])
         case "failed":
@@ -224,6 +241,15 @@ def read_result(written: Any) -> Any:
         case "return":
             return _tool_return.validate_python(written["return"])
     return _load_content(written["content"])
+
+
+def value_of(result: ExternalResult) -> Any:
+    """What the model is told of a result of ditto's own kind. Raises ToolFailed for one that is no success."""
+    if result.error is not None:
+        raise ToolFailed(f"{result.error.code}: {result.error.message}")
+    if result.status != "success":
+        raise ToolFailed(result.status)
+    return result.content if result.structured is None else result.structured
 
 
 def _dump_content(content: Any) -> Any:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError, SchemaValidator, core_sche
 from ditto import DefinitionError, StepContext, ToolOffer, Turn, TurnContext
 from ditto.contracts import CUT_ANSWER
 from ditto.journal.pydantic_ai.effects import ToolEffect
-from ditto.journal.pydantic_ai.records import find_call, read_result
+from ditto.journal.pydantic_ai.records import find_call, read_result, value_of
 
 
 @dataclass(slots=True)
@@ -113,12 +113,7 @@ class DittoToolset(AbstractToolset[Any]):
         """What the call came to; a failure goes to the model. Raises what `TurnContext.call` raises."""
         call_id = _call_id(ctx)
         _refuse_cut(ctx, call_id)
-        result = await self._ctx.call(name, call_id, tool_args)
-        if result.error is not None:
-            raise ToolFailed(f"{result.error.code}: {result.error.message}")
-        if result.status != "success":
-            raise ToolFailed(result.status)
-        return result.content if result.structured is None else result.structured
+        return value_of(await self._ctx.call(name, call_id, tool_args))
 
 
 _ANY_OBJECT: Final = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
