@@ -539,9 +539,12 @@ class _InTurn:
     """Called if it cannot go on in this drive."""
 
 
-def not_begun(path: str) -> StepError:
-    """The error of a call that comes after another one has failed."""
-    return StepError(f"call {path} was not begun: another call of the turn failed", code="turn.stopped")
+def not_begun(path: str, failure: DittoError | None = None) -> StepError:
+    """The error of a call that comes after another one has failed, by `failure`."""
+    why = "" if failure is None else f": {failure.message}"
+    error = StepError(f"call {path} was not begun: another call of the turn failed{why}", code="turn.stopped")
+    error.__cause__ = failure
+    return error
 
 
 def _node(name: str, type: str) -> Node:

@@ -295,7 +295,7 @@ class _TurnCalls(ABC):
         if self.is_over:
             raise StepError(f"call {path} was not begun: the turn's function has ended", code="turn.over")
         if self.failure is not None:
-            raise not_begun(path)
+            raise not_begun(path, self.failure)
 
     # How each is made
 

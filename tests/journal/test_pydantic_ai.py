@@ -361,7 +361,7 @@ async def test_what_is_no_data_is_an_error_after_the_effect(store: Path) -> None
                 await agent.run("go")
 
 
-async def test_side_by_side_one_that_fails_starts_no_further_call(tmp_path: Path, store: Path) -> None:
+async def test_side_by_side_one_that_is_unknown_blocks_only_itself(tmp_path: Path, store: Path) -> None:
     done: list[str] = []
     script: list[Reply] = [say(*((f"c{n}", "publish", str(n)) for n in range(3)))]
     async with ScriptedProvider(tmp_path / "model.db", script) as provider, durable(store) as runtime:
@@ -370,11 +370,13 @@ async def test_side_by_side_one_that_fails_starts_no_further_call(tmp_path: Path
         @agent.tool_plain
         async def publish(text: str) -> str:
             done.append(text)
-            raise OSError("the line went dead")
+            if text == "0":
+                raise OSError("the line went dead")
+            return text
 
         with pytest.raises(UnknownOutcomeError) as unknown:
             await agent.run("go")
-        assert done == ["0"]
+        assert done == ["0", "1", "2"]
         assert unknown.value.steps == ("t/c0",)
 
 

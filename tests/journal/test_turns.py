@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ditto import ReplayMismatchError, StepError
+from ditto import ReplayMismatchError, RunCancelledError, StepError, TurnContext
 from ditto.contracts import Message
 from ditto.testing.provider import Failure, Reply, ScriptedProvider, Text
 from tests.journal.scene import TURN, Effects, agents, calls, request, talk
@@ -77,3 +77,23 @@ async def test_a_turn_raises_what_its_function_raises(tmp_path: Path, store: Pat
         assert info.status == "failed"
         assert info.error is not None
         assert info.error.error_type == "Broken"
+
+
+async def test_a_run_that_is_cancelled_while_an_outcome_is_carried_says_so(tmp_path: Path, store: Path) -> None:
+    effects = Effects()
+    script: list[Reply] = [calls(("c1", "publish", "hello")), Text("done")]
+    async with (
+        ScriptedProvider(tmp_path / "model.db", script) as provider,
+        agents(store, provider, [effects.tool("publish")]) as runtime,
+        agents(store, provider) as other,
+    ):
+
+        async def cut(ctx: TurnContext) -> str:
+            sample = await ctx.sample(request())
+            await other.cancel(TURN.run_id, actor="ada", reason="no more")
+            await ctx.call("publish", sample.message.tool_calls[0].id, {"text": "hello"})
+            return "done"
+
+        with pytest.raises(RunCancelledError):
+            await runtime.turn(TURN, cut)
+    assert effects.done == []
