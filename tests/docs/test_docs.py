@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -33,8 +34,10 @@ from pydantic_core import PydanticUndefined
 
 import ditto
 import ditto.errors
+import ditto.journal
 import ditto.recovery
 import ditto.runs
+import ditto.turn
 import ditto_workers
 from ditto.cli.main import app
 from ditto.config_yaml import key_paths
@@ -269,24 +272,32 @@ _VIEWS: Final = {
 }
 
 _MADE_ELSEWHERE: Final = _VIEWS | {
+    "AgentResult",
+    "Bindings",
     "Decision",
     "FlowContext",
+    "JournaledModel",
+    "JournaledTool",
     "Node",
     "Runtime",
     "StepContext",
+    "TurnClient",
+    "TurnContext",
     "Outcome",
     "WorkerSetup",
 }
 """Classes that users are given, and do not construct."""
 
+_TURN_TYPES: Final = {"Ask", "CallIds", "ReceiptSink", "TurnFunction"}
+
 _FOR_THE_ENGINE: Final = {"Items.loaded", "Items.over", "Loop.choose", "Node.plan_step", "Retry.delay_s"}
 """Methods of public classes that users have no use for."""
 
 
-def signatures() -> Iterator[str]:
+def signatures(module: ModuleType) -> Iterator[str]:
     """The signature of each public function, constructor and method."""
-    for name in ditto.__all__:
-        public = getattr(ditto, name)
+    for name in module.__all__:
+        public = getattr(module, name)
         if inspect.isfunction(public):
             yield signature_text(name, public)
         if not inspect.isclass(public) or issubclass(public, Exception | BaseModel | Enum):
@@ -312,8 +323,16 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_every_signature_is_in_the_reference() -> None:
     text = read("reference/api.md")
-    missing = [signature for signature in signatures() if signature not in text]
+    missing = [signature for signature in signatures(ditto) if signature not in text]
     assert not missing, "\n".join(missing)
+
+
+def test_every_name_of_the_journal_is_in_its_reference() -> None:
+    text = read("reference/journal.md")
+    assert not set(ditto.journal.__all__) - set(re.findall(r"`(\w+)", text))
+    missing = [signature for signature in signatures(ditto.journal) if signature not in text]
+    assert not missing, "\n".join(missing)
+    assert not {name for name in vars(ditto.turn) if name in _TURN_TYPES} - set(re.findall(r"`(\w+)", text))
 
 
 def test_every_field_of_a_contract_is_in_its_row() -> None:
