@@ -35,6 +35,7 @@ from pydantic_core import PydanticUndefined
 import ditto
 import ditto.errors
 import ditto.journal
+import ditto.journal.pydantic_ai
 import ditto.recovery
 import ditto.runs
 import ditto.turn
@@ -333,6 +334,8 @@ def test_every_name_of_the_journal_is_in_its_reference() -> None:
     missing = [signature for signature in signatures(ditto.journal) if signature not in text]
     assert not missing, "\n".join(missing)
     assert not {name for name in vars(ditto.turn) if name in _TURN_TYPES} - set(re.findall(r"`(\w+)", text))
+    assert not set(ditto.journal.pydantic_ai.__all__) - set(re.findall(r"`(\w+)", text))
+    assert signature_text("DittoDurability", ditto.journal.pydantic_ai.DittoDurability) in text
 
 
 def test_every_field_of_a_contract_is_in_its_row() -> None:

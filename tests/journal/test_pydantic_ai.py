@@ -11,7 +11,7 @@ import anyio
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, BinaryImage, ModelRetry, RunContext, ToolFailed, ToolReturn
-from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.capabilities import AbstractCapability, ModelFallback
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
@@ -455,6 +455,22 @@ async def test_one_of_several_models_may_answer(tmp_path: Path, store: Path) -> 
         for _ in range(2):
             assert (await agent.run("go")).output == "done"
         assert (one.count, two.count) == (1, 1)
+
+
+async def test_a_fallback_outside_of_the_journal_does_not_hide_a_refusal(tmp_path: Path, store: Path) -> None:
+    async with (
+        ScriptedProvider(tmp_path / "one.db", [Failure(503)]) as one,
+        ScriptedProvider(tmp_path / "two.db", [Text("done")]) as two,
+        durable(store) as runtime,
+    ):
+        agent = Agent(
+            openai_model(one.base_url),
+            capabilities=[ModelFallback(openai_model(two.base_url)), DittoDurability(runtime, **KEY)],
+        )
+        with pytest.raises(EffectNotMade) as refused:
+            await agent.run("go")
+        assert refused.value.code == "provider.http_503"
+        assert (one.count, two.count) == (1, 0)
 
 
 async def test_a_wrong_declaration_says_what_is_right(store: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pydantic_ai.messages import (
     ToolCallPart,
 )
 
-from ditto import ReplayMismatchError, Runtime, Turn, UnknownOutcomeError
+from ditto import Piece, ReplayMismatchError, Restarted, Runtime, Turn, UnknownOutcomeError
 from ditto.journal.pydantic_ai import DittoDurability
 from ditto.testing.provider import Call, Reply, ScriptedProvider, Stall, StreamCut, Text, ToolCalls
 from tests.journal.pydantic_scene import KEY, durable, openai_model
@@ -142,6 +143,37 @@ async def test_a_call_is_shown_when_its_answer_is_durable(tmp_path: Path, store:
     assert states == ["completed"]
 
 
+async def test_who_listens_to_the_run_is_told_the_text_too(tmp_path: Path, store: Path) -> None:
+    """While it comes, and again afterwards, from what was kept of it."""
+    calls = replace(CALLS, reasoning=None)
+
+    async def heard(runtime: Runtime) -> list[tuple[str, str]]:
+        told: dict[str, str] = {}
+        async for each in runtime.listen(RUN_ID):
+            match each:
+                case Piece(kind="text"):
+                    told[each.step] = told.get(each.step, "") + each.text
+                case Restarted():
+                    told.pop(each.step, None)
+        return list(told.items())
+
+    async with ScriptedProvider(tmp_path / "model.db", [calls, Text("It is published.")]) as provider:
+        async with durable(store) as runtime:
+            agent = publisher(runtime, provider.base_url, [])
+            told: list[tuple[str, str]] = []
+
+            async def listen() -> None:
+                told.extend(await heard(runtime))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(lambda: agent.run("go", event_stream_handler=Watcher()))
+                await provider.wait_for(arrived=1)
+                group.start_soon(listen)
+            assert told == [("m/1", "I publish it now."), ("m/2", "It is published.")]
+        async with durable(store) as runtime:
+            assert await heard(runtime) == told
+
+
 async def test_text_of_a_run_stream_comes_as_it_is_spoken_and_again_on_replay(tmp_path: Path, store: Path) -> None:
     texts = []
     async with ScriptedProvider(tmp_path / "model.db", [Text("one two three four")]) as provider:
@@ -205,6 +237,20 @@ async def test_a_stream_left_early_is_kept_to_its_end(tmp_path: Path, store: Pat
         ):
             assert await result.get_output() == "one two three four"
         assert provider.count == 1
+
+
+async def test_a_stream_cannot_be_cancelled_by_half(tmp_path: Path, store: Path) -> None:
+    """Said clearly, where a piece of an answer would else stand for the whole. The answer is kept."""
+    script: list[Reply] = [Text("one two three four")]
+    async with ScriptedProvider(tmp_path / "model.db", script) as provider, durable(store) as runtime:
+        agent = publisher(runtime, provider.base_url, [])
+        with pytest.raises(NotImplementedError, match="cancellation is not implemented"):
+            async with agent.run_stream("go") as result:
+                async for _ in result.stream_text(delta=True, debounce_by=None):
+                    await result.cancel()
+        step = (await runtime.get(RUN_ID)).step("m/1")
+        assert step is not None
+        assert step.state == "completed"
 
 
 @pytest.mark.parametrize(("when", "state"), [("before", "refused"), ("mid_body", "unknown")])

@@ -111,6 +111,13 @@ def test_the_journal_uses_public_names_only() -> None:
                 )
 
 
+def test_a_framework_is_imported_by_its_own_package_only() -> None:
+    for path in modules(ROOT / "ditto"):
+        if not path.is_relative_to(ROOT / "ditto" / "journal" / "pydantic_ai"):
+            for name, _ in imports(path):
+                assert name.split(".")[0] != "pydantic_ai", f"{path} imports {name}"
+
+
 def test_only_the_store_speaks_sql() -> None:
     for path in modules(ROOT / "ditto"):
         # The scripted provider is a server of its own with a file of its own, like any other program.

@@ -13,7 +13,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.toolsets import AbstractToolset
 
-from ditto import DefinitionError, Turn, TurnContext
+from ditto import DefinitionError, ReceiptSink, Turn, TurnContext
 from ditto.journal.block import TurnBlock, TurnClient
 from ditto.journal.pydantic_ai.model import JournaledModel
 from ditto.journal.pydantic_ai.toolset import JournaledToolset, current_call
@@ -33,6 +33,7 @@ class DittoDurability(AbstractCapability[Any]):
       Run within another durable agent's tool, and told neither, the turn is named after that tool call.
       `model_key` is the model's id if left out.
     - `finish_reasons`: further words of the provider's for a proper end of an answer; "" for streams without any.
+    - `on_receipt`: gets the signed receipt of each tool call; see `Runtime.turn`.
 
     A run raises what `Runtime.turn` raises, too. Raises DefinitionError.
     """
@@ -48,6 +49,7 @@ class DittoDurability(AbstractCapability[Any]):
         max_model_calls: int = 64,
         max_concurrency: int = 1,
         finish_reasons: Collection[str] = (),
+        on_receipt: ReceiptSink | None = None,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -56,6 +58,7 @@ class DittoDurability(AbstractCapability[Any]):
         self._model_key = model_key
         self._limits = {"max_model_calls": max_model_calls, "max_concurrency": max_concurrency}
         self._finish_reasons = finish_reasons
+        self._on_receipt = on_receipt
         self._run: _Run | None = None
 
     def get_ordering(self) -> CapabilityOrdering:
@@ -66,7 +69,7 @@ class DittoDurability(AbstractCapability[Any]):
         """The capability of one run, with its turn."""
         bound = copy.copy(self)
         turn = self._turn_of(ctx)
-        bound._run = _Run(turn, TurnBlock(self._client, turn, replays=True))
+        bound._run = _Run(turn, TurnBlock(self._client, turn, replays=True, on_receipt=self._on_receipt))
         return bound
 
     def get_wrapper_model(self, model: Model[Any]) -> Model[Any]:

@@ -96,9 +96,9 @@ def refusal_of(error: Exception) -> EffectNotMade | None:
             retryable = isinstance(error, ModelRateLimitError | ModelUnavailableError | ModelServerError)
             return _refused(error.message, "provider.error", retryable=retryable, after_s=error.retry_after)
         case ConcurrencyLimitExceeded():
-            return _refused(error.message, "provider.busy", retryable=True)
+            return _refused(error.message, "provider.unreachable", retryable=True)
         case UserError():
-            return _refused(error.message, "provider.config", retryable=False)
+            return _refused(error.message, "provider.request", retryable=False)
     return None
 
 
