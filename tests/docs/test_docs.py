@@ -103,7 +103,7 @@ def call(command: list[str], folder: Path) -> tuple[int, str]:
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
     environment |= {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "workers"))), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, text=True, timeout=60,
+        command, cwd=folder, env=environment, text=True, timeout=180,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + ("Killed\n" if done.returncode == -signal.SIGKILL else "")
