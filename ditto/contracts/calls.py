@@ -14,13 +14,21 @@ CUT_ANSWER: Final = (
 """What a model is told of each call of such an answer: none of them is made, even if it parses."""
 
 
+CALL_ID_BYTES_MAX: Final = 256
+
+
+def is_call_id(text: str) -> bool:
+    """Whether a text can be the id of a call, which becomes a part of a path: printable, without `/`, not too long."""
+    return text.isprintable() and "/" not in text and 0 < len(text.encode("utf-8", "replace")) <= CALL_ID_BYTES_MAX
+
+
 def unique_ids(given: Sequence[str | None], taken: Iterable[str], ordinal: int) -> list[str]:
-    """The ids themselves where each is there and new; else `call_<ordinal>_<position>`, counted from 1."""
+    """The ids themselves where each is usable and new; else `call_<ordinal>_<position>`, counted from 1."""
     used = set(taken)
     made: list[str] = []
     for position, call_id in enumerate(given, start=1):
         chosen = call_id or ""
-        if not chosen or chosen in used:
+        if not is_call_id(chosen) or chosen in used:
             chosen = f"call_{ordinal}_{position}"
             while chosen in used or chosen in given:
                 chosen += "_"

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import anyio
 
 from ditto.contracts import ExternalResult, ResultError, Sample, SampleInput, ToolInput
-from ditto.contracts.calls import CUT_ANSWER, unique_ids, with_unique_ids
+from ditto.contracts.calls import CALL_ID_BYTES_MAX, CUT_ANSWER, is_call_id, unique_ids, with_unique_ids
 from ditto.effects import EffectClass
 from ditto.engine.deliveries import Deliveries
 from ditto.engine.flows import FlowRun, FlowStopped, not_begun
@@ -50,7 +50,6 @@ T = TypeVar("T")
 SAMPLE: Final = "INFER.REASONING.SAMPLE"
 TOOL: Final = "INTERACTION.ACT.TOOL"
 
-CALL_ID_BYTES_MAX: Final = 256
 ARGUMENTS_BYTES_MAX: Final = 64 * 1024 * 1024
 RESULT_BYTES_MAX: Final = 1024 * 1024
 
@@ -468,10 +467,11 @@ class _Operation:
 def check_call_id(call_id: str) -> None:
     """A tool call's id becomes a part of a path. Raises InvalidValueError."""
     given: Any = call_id
-    if not isinstance(given, str) or not given or not given.isprintable() or "/" in given:
-        raise InvalidValueError(f"the id of a tool call is text without control characters and '/', not {call_id!r}")
-    if len(given.encode("utf-8", "replace")) > CALL_ID_BYTES_MAX:
-        raise InvalidValueError(f"the id of a tool call has at most {CALL_ID_BYTES_MAX} bytes")
+    if not isinstance(given, str) or not is_call_id(given):
+        raise InvalidValueError(
+            f"the id of a tool call is text of 1 to {CALL_ID_BYTES_MAX} bytes without control characters and '/', not "
+            f"{str(given)[:80]!r}"
+        )
 
 
 def _node(type: str) -> Node:

@@ -27,7 +27,7 @@ from ditto import (
 )
 from ditto.contracts import SampleInput, ToolOffer
 from ditto.journal import run_agent
-from ditto.testing.provider import Call, Failure, Reply, ScriptedProvider, Text, ToolCalls
+from ditto.testing.provider import Call, Failure, Raw, Reply, ScriptedProvider, Text, ToolCalls
 from tests.engine.scene import states
 from tests.journal.scene import MODEL, PUBLISH, TURN, Effects, agents, calls, request, talk
 
@@ -103,6 +103,30 @@ async def test_j07_repeated_and_missing_ids_are_made_unique_and_the_providers_ke
     assert sorted(first["raw"]["call_ids"].values()) == ["", "x"]
     assert list(second["raw"]["call_ids"].values()) == ["x"]
     assert second["message"]["tool_calls"][1]["id"] == "call_1"
+
+
+@pytest.mark.parametrize("odd", ["a/b", "x" * 300, "tab\there", "\u200b"])
+@pytest.mark.parametrize("way", ["turn", "run_agent"])
+async def test_j07_an_id_that_no_path_can_hold_is_replaced(tmp_path: Path, store: Path, odd: str, way: str) -> None:
+    effects = Effects()
+    publish = effects.tool("publish")
+    message = {
+        "role": "assistant",
+        "tool_calls": [{"id": odd, "function": {"name": "publish", "arguments": '{"text":"a"}'}}],
+    }
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+    async with ScriptedProvider(tmp_path / "model.db", [Raw(body), Text("done")], strict=True) as provider:
+        for _ in range(2):
+            async with agents(store, provider, [publish]) as runtime:
+                if way == "turn":
+                    assert await runtime.turn(TURN, lambda ctx: talk(ctx, request())) == "done"
+                else:
+                    result = await run_agent(runtime, "go", model=MODEL, tools=[publish], thread="t", turn="1")
+                    assert result.text == "done"
+        assert provider.count == 2
+        sent = provider.requests()[1].body["messages"][1]["tool_calls"][0]["id"]
+        assert sent == "call_1_1"
+    assert effects.done == [("publish", "a")]
 
 
 async def test_j07_an_id_that_is_used_again_after_the_history_was_cut_is_another_call(

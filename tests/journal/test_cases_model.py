@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from ditto import (
@@ -18,11 +20,13 @@ from ditto import (
     OutputError,
     Runtime,
     StoreDamagedError,
+    Tool,
     TurnContext,
     UnknownOutcomeError,
 )
 from ditto.config import InferWorkerConfig, WorkersConfig
 from ditto.journal import run_agent
+from ditto.pieces import Piece
 from ditto.testing.provider import (
     Call,
     Chunks,
@@ -31,13 +35,15 @@ from ditto.testing.provider import (
     Raw,
     Reply,
     ScriptedProvider,
+    Stall,
     StreamCut,
     Text,
     ToolCalls,
     sse,
 )
 from ditto.turn import Turn
-from tests.journal.scene import MODEL, TURN, Effects, agents, calls, request, talk
+from tests.engine.scene import on_disk
+from tests.journal.scene import MODEL, PUBLISH, TURN, Effects, agents, calls, request, talk
 
 pytestmark = pytest.mark.asyncio
 
@@ -65,6 +71,46 @@ async def act(runtime: Runtime, effects: Effects, way: str, *, stream: bool = Fa
 
 def first_call(way: str) -> str:
     return "m/1" if way == "turn" else "1/sample"
+
+
+# 1: text before the commit, tools after
+
+
+@WAYS
+async def test_j01_text_of_a_stream_is_heard_before_the_commit_and_its_tool_is_called_after(
+    tmp_path: Path, store: Path, way: str
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, on_disk(store, run_id(way))[first_call(way)]))
+
+    async def handler(arguments: dict[str, Any]) -> str:
+        note("tool")
+        return "published"
+
+    async def listen(runtime: Runtime) -> None:
+        async for heard in runtime.listen(run_id(way), first_call(way)):
+            if isinstance(heard, Piece):
+                note("text")
+                provider.release()
+                return
+
+    publish = Tool("publish", handler, PUBLISH)
+    answer = ToolCalls(list(CALLS.calls), content="I am on it, and it will not take long.")
+    script: list[Reply] = [Stall(answer, when="mid_body"), Text("done")]
+    async with (
+        ScriptedProvider(tmp_path / "model.db", script) as provider,
+        agents(store, provider, [publish]) as runtime,
+        anyio.create_task_group() as group,
+    ):
+        effects = Effects()
+        turn = asyncio.create_task(act(runtime, effects, way, stream=True))
+        await provider.wait_for(stalled=1)
+        group.start_soon(listen, runtime)
+        assert await turn == "done"
+        assert provider.count == 2
+    assert seen == [("text", "admitted"), ("tool", "completed")]
 
 
 # 4: the connection is lost

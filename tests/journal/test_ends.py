@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from ditto import Message, StepError, Tool, UnknownOutcomeError
+from ditto import Action, EffectClass, Message, StepError, Tool, UnknownOutcomeError
 from ditto.config import ProviderConfig
 from ditto.journal import Bindings, JournaledAgent, mend_history, run_agent
 from ditto.testing.provider import Reply, ScriptedProvider, Stall, Text
@@ -383,3 +383,35 @@ async def test_o01_the_next_turn_of_a_cut_thread_is_accepted_by_a_strict_provide
     assert set(told) == {"c1", "c2"}
     assert "unknown" in told["c2"]
     assert told["c1"] == "one:a" if cut == "between the tools" else "unknown" in told["c1"]
+
+
+@pytest.mark.asyncio
+async def test_a_read_of_ones_own_that_is_cut_three_times_has_failed_for_good(tmp_path: Path, store: Path) -> None:
+    """A cut try is one that never ended, whoever cut it. There is no result for the model, so the turn fails."""
+    begun = 0
+
+    async def look(ctx: Any) -> str:
+        nonlocal begun
+        begun += 1
+        gate.set()
+        await anyio.sleep_forever()
+        return ""
+
+    def plan() -> Action:
+        return Action("look", EffectClass.READ, look, is_async=True)
+
+    async def agent(ctx: Any) -> Any:
+        return await ctx.invoke("c1", "look", {}, plan)
+
+    async with ScriptedProvider(tmp_path / "model.db", []) as provider, agents(store, provider) as runtime:
+        for tries in (1, 2, 3):
+            gate = anyio.Event()
+            async with cancelled_when(gate.wait):
+                await runtime.turn(TURN, agent)
+            assert begun == tries
+            assert on_disk(store, TURN.run_id) == {"t/c1": "open"}
+        for _ in range(2):
+            with pytest.raises(StepError, match="look was begun 3 times") as raised:
+                await runtime.turn(TURN, agent)
+            assert raised.value.code == "step.never_ended"
+    assert begun == 3
