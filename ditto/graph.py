@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
 from ditto.errors import DefinitionError
 from ditto.signatures import is_async, named_parameters, require_sync
-from ditto.waits import Wait, WaitKind, check_seconds
+from ditto.waits import Wait, WaitKind, check_seconds, check_timeout
 from ditto.worker import Action, Record, StepContext, lookup_for
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ def check_version(version: str, *, owner: str) -> str:
 class Retry:
     """How often and how soon a step is tried again after a failure that is safe to repeat.
 
-    Safe are: any error of a pure, read or idempotent step, and EffectNotMade of any step. The n-th wait is
-    `initial_s * factor ** (n - 1)`, at most `max_s`, less up to `jitter` of it at random.
+    Safe are: any error of a pure, read or idempotent step, and EffectNotMade of any step; but none that says
+    `retryable=False`. The n-th wait is `initial_s * factor ** (n - 1)`, at most `max_s`, less up to `jitter` of it at
+    random. An error's `retry_after_s` is waited for instead if it is longer; longer than `max_s`, it ends the tries.
+    `total_s` bounds all of them from the start of the first one, waits included. Raises DefinitionError.
     """
 
     max_attempts: int = 3
@@ -58,12 +60,17 @@ class Retry:
     factor: float = 2.0
     max_s: float = 30.0
     jitter: float = 0.2
+    total_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= 100:
             raise DefinitionError(f"Retry: max_attempts must be 1 to 100, not {self.max_attempts}")
-        if not (self.initial_s >= 0 and self.max_s >= 0 and 1 <= self.factor <= 1000 and 0 <= self.jitter <= 1):
-            raise DefinitionError("Retry: initial_s and max_s must be 0 or more, factor 1 to 1000, jitter 0 to 1")
+        check_seconds(self.initial_s, owner="Retry: initial_s")
+        check_seconds(self.max_s, owner="Retry: max_s")
+        if not (1 <= self.factor <= 1000 and 0 <= self.jitter <= 1):
+            raise DefinitionError("Retry: factor must be 1 to 1000, jitter 0 to 1")
+        if self.total_s is not None:
+            check_timeout(self.total_s, owner="Retry: total_s")
 
     def delay_s(self, attempt: int, *, random_unit: Callable[[], float] = random.random) -> float:
         """Seconds to wait after the `attempt`-th try failed."""

@@ -43,7 +43,7 @@ class Ended:
     step: str
     attempt: int
     state: str
-    """`completed`, `failed`, `refused` or `unknown`."""
+    """`completed`, `failed`, `refused`, `retrying` or `unknown`."""
 
 
 Heard: TypeAlias = Piece | Restarted | Ended

@@ -12,7 +12,8 @@ from ditto.waits import OpenWait
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """One step of a run: `state` is admitted, completed, failed, skipped, refused, unknown, waiting or open."""
+    """One step of a run: `state` is admitted, completed, failed, skipped, refused, retrying, unknown, waiting
+    or open."""
 
     path: str
     type: str
@@ -25,6 +26,8 @@ class StepInfo:
     error: StepError | None
     admitted_at: datetime | None
     settled_at: datetime | None
+    due_at: datetime | None = None
+    """When a wait is over by itself, or a failed step is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class RunInfo:
     steps: tuple[StepInfo, ...]
     waits: tuple[OpenWait, ...] = ()
     """What the run waits for, oldest first."""
+    deadline_at: datetime | None = None
 
     def step(self, path: str) -> StepInfo | None:
         """The step with this path, if it has a record."""

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -65,10 +65,10 @@ from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
 from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import CLOSED, SCHEMA_VERSION, SETTLED, RunStatus, StepState
+from ditto.store.schema import CLOSED, REOPENABLE, SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
 from ditto.turn import ReceiptSink, Turn, TurnFunction
-from ditto.waits import ON_WAIT, OnWait, Waiting
+from ditto.waits import ON_WAIT, OnWait, Waiting, check_timeout
 from ditto.worker import Worker
 
 T = TypeVar("T")
@@ -204,6 +204,7 @@ class Runtime:
         id: str | None = None,
         on_finished: OnFinished = "return",
         on_wait: Literal["block"] = "block",
+        timeout_s: float | None = None,
         concurrency: int | None = None,
     ) -> dict[str, Any]: ...
     @overload
@@ -216,6 +217,7 @@ class Runtime:
         id: str | None = None,
         on_finished: OnFinished = "return",
         on_wait: OnWait,
+        timeout_s: float | None = None,
         concurrency: int | None = None,
     ) -> dict[str, Any] | Waiting: ...
     @overload
@@ -228,6 +230,7 @@ class Runtime:
         id: str | None = None,
         on_finished: OnFinished = "return",
         on_wait: OnWait = "block",
+        timeout_s: float | None = None,
         concurrency: int | None = None,
     ) -> Any: ...
     async def run(
@@ -239,6 +242,7 @@ class Runtime:
         id: str | None = None,
         on_finished: OnFinished = "return",
         on_wait: OnWait = "block",
+        timeout_s: float | None = None,
         concurrency: int | None = None,
     ) -> Any:
         """Run a workflow to its end. A Graph returns `{node: output}`, None for a skipped node; a Loop its last state;
@@ -248,6 +252,10 @@ class Runtime:
         says what else a closed run may do: "new" starts a new generation, "new_if_failed" does if it failed,
         "reopen" takes a failed run up again where it stopped. Without an id a fresh one is made. A run that waits is
         waited for, or, by `on_wait="return"`, let go of: what comes back then is a Waiting, and the run is a row.
+
+        `timeout_s` gives the run a deadline when it starts, or is reopened, waits and restarts included; an open run
+        keeps the one it has. When it passes, nothing further starts, what runs is cut as by a deadline of its own, and
+        the run fails with StepTimeoutError, code `run.timeout`.
 
         Raises StepError (a step failed), UnknownOutcomeError, RunConflictError (the id belongs to another workflow
         or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed),
@@ -259,7 +267,7 @@ class Runtime:
             self._check_iterations(workflow)
         elif not isinstance(workflow, Graph | Flow):
             raise DefinitionError(f"runtime.run takes a Graph, a Loop or a Flow, not {type(workflow).__name__}")
-        return await self._drive(workflow, input, id, on_finished, concurrency, on_wait)
+        return await self._drive(workflow, input, id, on_finished, concurrency, on_wait, timeout_s)
 
     async def loop(
         self,
@@ -269,6 +277,7 @@ class Runtime:
         id: str | None = None,
         on_finished: OnFinished = "return",
         on_wait: OnWait = "block",
+        timeout_s: float | None = None,
         concurrency: int | None = None,
     ) -> Any:
         """Run a Loop from `state` until it is done and return its last state. Otherwise as `run`."""
@@ -277,7 +286,7 @@ class Runtime:
                 f"runtime.loop takes a Loop, not {type(loop).__name__}; a Graph is run by runtime.run"
             )
         self._check_iterations(loop)
-        return await self._drive(loop, state, id, on_finished, concurrency, on_wait)
+        return await self._drive(loop, state, id, on_finished, concurrency, on_wait, timeout_s)
 
     async def turn(self, turn: Turn, function: TurnFunction[T], *, on_receipt: ReceiptSink | None = None) -> T:
         """Call `function(ctx)` with a TurnContext, whose calls are journaled, and return what it returns.
@@ -315,8 +324,10 @@ class Runtime:
         run = await self._find(opened, turn.run_id)
         return await replay_turn(turn, function, opened.engine.router, opened.store, run.id)
 
-    async def resume(self, run_id: str, *, on_wait: OnWait = "block") -> Any:
+    async def resume(self, run_id: str, *, on_wait: OnWait = "block", timeout_s: float | None = None) -> Any:
         """Take a run up by its id alone, with its recorded input: open, failed and exhausted runs go on.
+
+        A reopened run has the deadline that `timeout_s` gives it, or none; an open one keeps its own, if it has one.
 
         Its workflow must be among `create_ditto(workflows=…)`. Returns and raises as `run` and `loop` do, and
         RunNotFoundError; RunBlockedError if the workflow is not registered.
@@ -331,7 +342,7 @@ class Runtime:
             )
         stored = await opened.store.read(queries.load_value, run.input)
         assert stored is not None
-        return await self._drive(workflow, stored.decode(), run_id, "reopen", None, on_wait)
+        return await self._drive(workflow, stored.decode(), run_id, "reopen", None, on_wait, timeout_s)
 
     async def recover(self) -> tuple[Recovered, ...]:
         """Take up, once, every run of a registered workflow that nobody drives: its owner died, or let go of it.
@@ -457,6 +468,7 @@ class Runtime:
             error=None if run.error is None else ErrorRecord.from_text(run.error).to_error(run.run_id),
             created_at=to_datetime(run.created_at),
             updated_at=to_datetime(run.updated_at),
+            deadline_at=None if run.deadline_at is None else to_datetime(run.deadline_at),
             steps=tuple(_step_info(run.run_id, row) for row in rows),
             waits=tuple(open_wait(run.run_id, row) for row in rows if row.state is StepState.WAITING),
         )
@@ -700,6 +712,8 @@ class Runtime:
         on_finished: OnFinished,
         concurrency: int | None,
         on_wait: OnWait,
+        timeout_s: float | None = None,
+        parent: Drive | None = None,
     ) -> Any:
         run_id = opening.check_run_id(id)
         opening.check_on_finished(on_finished)
@@ -707,6 +721,8 @@ class Runtime:
             raise DefinitionError(f"on_wait={on_wait!r}: use one of {', '.join(ON_WAIT)}")
         if concurrency is not None and concurrency < 1:
             raise DefinitionError(f"concurrency must be 1 or more, not {concurrency}")
+        if timeout_s is not None:
+            check_timeout(timeout_s, owner="timeout_s")
         opened = await self._ready()
         if isinstance(workflow, Graph):
             opened.engine.router.check(workflow)
@@ -721,7 +737,10 @@ class Runtime:
         if run_id is not None:
             opened.active[run_id] = released
         try:
-            request = Request(run_id, workflow, stored, on_finished)
+            request = Request(run_id, workflow, stored, on_finished, timeout_s)
+            if parent is not None:
+                again = parent.run.status in REOPENABLE
+                request = replace(request, latest_at=parent.run.deadline_at, reopens_timed_out=again)
             run = await opening.open_run(opened.store, opened.owner, request)
             if run_id is None and isinstance(run, Opened):
                 run_id = run.drive.run.run_id
@@ -742,7 +761,13 @@ class Runtime:
     async def _drive_opened(
         self, opened: _Open, run: Opened, workflow: Graph | Loop | Flow, input: Any, concurrency: int
     ) -> Any:
-        """Drive a run that is ours, and let go of it, however it ends."""
+        """Drive a run that is ours until its end or its deadline, and let go of it, however it ends."""
+        with run.drive.deadline.watched():
+            return await self._drive_to_end(opened, run, workflow, input, concurrency)
+
+    async def _drive_to_end(
+        self, opened: _Open, run: Opened, workflow: Graph | Loop | Flow, input: Any, concurrency: int
+    ) -> Any:
         drive, trouble = run.drive, Trouble(run.drive.halted, run.error)
         value: Callable[[], Any] = lambda: None  # noqa: E731
         end, ended, iterations = COMPLETED, False, 0
@@ -770,11 +795,12 @@ class Runtime:
                 )
                 end, value = looped.end or COMPLETED, looped.state.plain
                 iterations = looped.iteration
+            if ended:
+                return value()
             if trouble or trouble.waits:
                 trouble.note_lost(drive.rows)
                 end = trouble.end()
-            if not ended:
-                await drive.finish(end)
+            await drive.finish(end)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -796,8 +822,15 @@ class Runtime:
         return value()
 
     async def _run_child(self, parent: Drive, workflow: Graph | Loop | Flow, input: Any, run_id: str) -> Any:
-        """A run of its own for a Flow, which waits for it, or not, as its own caller does."""
-        return await self._drive(workflow, input, run_id, "return", None, "block" if parent.blocks else "return")
+        """A run of its own for a Flow, which waits for it, or not, as its own caller does; no longer than the Flow."""
+        active = (await self._ready()).active
+        with parent.halted.until_set():
+            while run_id in active:
+                await active[run_id].wait()
+        if parent.halted.is_set() and run_id in active:
+            return None
+        on_wait: OnWait = "block" if parent.blocks else "return"
+        return await self._drive(workflow, input, run_id, "return", None, on_wait, parent=parent)
 
     def _notice_outsiders(self, opened: _Open) -> None:
         """Another process has written: waits may be over, and runs may not be ours any more."""
@@ -961,4 +994,5 @@ def _step_info(run_id: str, row: StepRow) -> StepInfo:
         error=None if row.error is None else ErrorRecord.from_text(row.error).to_error(run_id),
         admitted_at=None if row.admitted_at is None else to_datetime(row.admitted_at),
         settled_at=None if row.settled_at is None else to_datetime(row.settled_at),
+        due_at=None if row.due_at is None else to_datetime(row.due_at),
     )

@@ -64,6 +64,13 @@ def check_seconds(seconds: float, *, owner: str) -> float:
     return float(seconds)
 
 
+def check_timeout(seconds: float, *, owner: str) -> float:
+    """A duration as `check_seconds`, and more than 0."""
+    if check_seconds(seconds, owner=owner) == 0:
+        raise DefinitionError(f"{owner}: it must be more than 0 s")
+    return float(seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """What `run(…, on_wait="return")` returns for a run that waits: nothing drives it until it is woken."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ditto.engine import deadlines
 from tests.processes import Child
 from tests.store.faults import Faults, faulty_drivers
 
@@ -42,3 +43,9 @@ def faults() -> Iterator[Faults]:
     """What the connections of SQLite stores meet that are opened from now on."""
     with faulty_drivers() as faults:
         yield faults
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a time looks at the clock of the record all the time, so that a test may move it."""
+    monkeypatch.setattr(deadlines, "CLOCK_LOOK_S", 0.0)

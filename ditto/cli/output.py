@@ -35,6 +35,8 @@ def print_run(run: RunInfo, *, with_data: bool, as_json: bool) -> None:
     line(f"workflow   {run.kind} {run.workflow}, version {run.version}")
     line(f"status     {run.status}")
     line(f"created    {_utc(run.created_at)}, updated {_utc(run.updated_at)}")
+    if run.deadline_at is not None:
+        line(f"deadline   {_utc(run.deadline_at)}")
     if run.kind == "loop":
         line(f"iteration  {run.iteration}")
     if run.kind != "graph" and with_data:
@@ -172,7 +174,8 @@ def _error_data(error: DittoError | None) -> dict[str, Any] | None:
 
 def _step_detail(step: StepInfo, with_data: bool) -> str:
     if step.error is not None:
-        return f"{step.error.code}: {step.error.message}"
+        again = f"again at {_utc(step.due_at)}; " if step.state == "retrying" and step.due_at is not None else ""
+        return f"{again}{step.error.code}: {step.error.message}"
     if step.output is None:
         return ""
     return json_text(step.output) if with_data else HIDDEN

@@ -9,56 +9,59 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
+from ditto.engine.deadlines import Deadline, Limit
 from ditto.engine.outcomes import End
 from ditto.engine.threads import Late, Seat
 from ditto.errors import StepError
 from ditto.worker import Action, StepContext
 
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """Seconds that an attempt may take; `own` if the action, not the node, set it."""
-
-    seconds: float
-    own: bool
-
-
-def choose_deadline(node_s: float | None, action_s: float | None, default_s: float | None) -> Deadline | None:
-    """The earliest of the node's deadline (or the configured default) and the action's own."""
-    node_s = default_s if node_s is None else node_s
-    if action_s is not None and (node_s is None or action_s < node_s):
-        return Deadline(action_s, own=True)
-    return None if node_s is None else Deadline(node_s, own=False)
+if TYPE_CHECKING:
+    from ditto.engine.expiry import RunDeadline
 
 
 async def make_attempt(
-    action: Action, ctx: StepContext, deadline: Deadline | None, seat: Seat | None, late: Late
+    action: Action,
+    ctx: StepContext,
+    deadline: Deadline | None,
+    seat: Seat | None,
+    late: Late,
+    run: RunDeadline | None = None,
 ) -> End:
     """Call the handler once, in the thread of `seat` or else here. Whatever it raises is an End, and so is the
-    caller's cancellation."""
+    caller's cancellation. The deadline of the run cuts it, too."""
     task = asyncio.current_task()
     assert task is not None
     cancels_before = task.cancelling()
     if deadline is None:
         end = await _call(action, ctx, seat, late, task)
     else:
-        end = await _call_in_time(action, ctx, deadline, seat, late, task)
+        end = await _call_in_time(action, ctx, deadline, seat, late, task, run)
     if end.cancellation is None and task.cancelling() > cancels_before:
         return replace(end, cancellation=await _swallowed())
     return end
 
 
 async def _call_in_time(
-    action: Action, ctx: StepContext, deadline: Deadline, seat: Seat | None, late: Late, task: asyncio.Task[Any]
+    action: Action,
+    ctx: StepContext,
+    deadline: Deadline,
+    seat: Seat | None,
+    late: Late,
+    task: asyncio.Task[Any],
+    run: RunDeadline | None,
 ) -> End:
     try:
-        with anyio.CancelScope(deadline=anyio.current_time() + deadline.seconds) as scope:
+        with (
+            anyio.CancelScope(deadline=anyio.current_time() + deadline.left_s) as scope,
+            nullcontext() if run is None else run.cuts(scope),
+        ):
             end = await _call(action, ctx, seat, late, task)
             if end.cancellation is not None:
                 # Whose cancellation was it? The scope takes its own back here; one of the caller's goes on.
@@ -67,7 +70,8 @@ async def _call_in_time(
     except asyncio.CancelledError as cancelled:
         return End(cancelled=True, cancellation=cancelled, not_made=ctx.not_made_reason)
     assert scope.cancelled_caught
-    return End(deadline_s=deadline.seconds, own_deadline=deadline.own, not_made=ctx.not_made_reason)
+    missed = deadline if run is None or run.over is None else Deadline(0, Limit.RUN)
+    return End(deadline=missed, not_made=ctx.not_made_reason)
 
 
 async def _call(action: Action, ctx: StepContext, seat: Seat | None, late: Late, task: asyncio.Task[Any]) -> End:
@@ -80,7 +84,9 @@ async def _call(action: Action, ctx: StepContext, seat: Seat | None, late: Late,
         if task.cancelling() > cancels_before:
             return End(cancelled=True, cancellation=cancelled, not_made=ctx.not_made_reason)
         error = StepError(
-            "a library under the handler cancelled it; nobody asked for that", error_type="CancelledError"
+            "a library under the handler cancelled it; nobody asked for that",
+            error_type="CancelledError",
+            retryable=True,
         )
         error.__cause__ = cancelled
         return End(error=error)

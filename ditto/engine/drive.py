@@ -25,6 +25,8 @@ import anyio
 import anyio.lowlevel
 
 from ditto.engine.certifying import as_late
+from ditto.engine.deadlines import Timers
+from ditto.engine.expiry import RunDeadline
 from ditto.engine.halt import Halt
 from ditto.engine.live import LiveRun
 from ditto.errors import (
@@ -85,6 +87,8 @@ class Drive:
         """Set once no further attempt may start: a step failed, the run was stopped, or the runtime closes."""
         self.stopped: DittoError | None = None
         """Why nothing more of this run can be written: it is not ours any more, or the store cannot write."""
+        self.timers = Timers(store.clock)
+        self.deadline = RunDeadline(run, self.timers, self.halted)
         self.resumed = resumed
         """The run was there before: it may have rows that are not in `rows` yet."""
         self.blocks = True

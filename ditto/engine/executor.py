@@ -15,14 +15,16 @@ import asyncio
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
 from ditto.config import Config
+from ditto.engine.deadlines import look_s
 from ditto.engine.drive import Drive
 from ditto.engine.live import Signal
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
+from ditto.engine.retrying import back_off_left_s
 from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
 from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
@@ -34,9 +36,6 @@ from ditto.store import queries
 from ditto.store.records import RunEnd, StepRow
 from ditto.store.schema import SETTLED, StepState
 from ditto.store.values import State, Stored
-
-CLOCK_LOOK_S: Final = 1.0
-"""How long a timer may sleep before it looks at the clock of the record again."""
 
 
 @dataclass(slots=True)
@@ -141,7 +140,9 @@ class _Execution:
         self.settling = False
         """The run has failed: what was lost is settled, and nothing else is started."""
         self.waits: dict[str, StepRow] = {}
-        """Nodes that wait, and their rows."""
+        """Nodes that wait, for their next attempt or for anything else, and their rows."""
+        self.retried: dict[str, Step] = {}
+        """Steps whose last attempt failed, until the next one."""
         self.running = 0
         self.changed = asyncio.Event()
         self.look_again = False
@@ -157,7 +158,7 @@ class _Execution:
             await self._run_branches()
         if self.stop is not None:
             raise self.stop
-        self.trouble.waits.update((row.path, row) for row in self.waits.values())
+        self.trouble.waits.update((row.path, row) for row in self.waits.values() if row.state is StepState.WAITING)
         assert self.trouble or self.waits or not self.frontier.unsettled, "a run without trouble settles all its nodes"
 
     async def _run_branches(self) -> None:
@@ -173,9 +174,10 @@ class _Execution:
             self.drive.wakes.discard(self.wake)
 
     async def _wait_for_change(self) -> None:
-        """Until a branch has ended, or a wait may be over; the latter are looked at again."""
-        if self.waits:
-            with anyio.move_on_after(self._next_due_s()) as timer:
+        """Until a branch has ended, the run halts, or a wait may be over; the latter are looked at again."""
+        halted = self.trouble.halted
+        if self.waits and not halted.is_set():
+            with halted.until_set(), anyio.move_on_after(look_s(self._next_due_s())) as timer:
                 await self.changed.wait()
             self.look_again = self.look_again or timer.cancelled_caught
         else:
@@ -192,22 +194,32 @@ class _Execution:
         self.changed.set()
 
     def _next_due_s(self) -> float:
-        """Seconds until a wait here may be over by itself, a second at most: the clock of the record may jump."""
-        due = [row.due_at for row in self.waits.values() if row.due_at is not None]
-        if not due:
-            return math.inf
-        return min(max((min(due) - self.drive.store.clock.now_us()) / 1_000_000, 0.0), CLOCK_LOOK_S)
+        """Seconds until a wait here may be over by itself."""
+        now_us = self.drive.store.clock.now_us()
+        left_s = [
+            back_off_left_s(self.drive.timers, row) if _is_retried(row) else (row.due_at - now_us) / 1_000_000
+            for row in self.waits.values()
+            if row.due_at is not None
+        ]
+        return min(left_s, default=math.inf)
 
     def _must_wait(self) -> bool:
-        """Nothing else is left to do here, and the caller wants to wait for what is waited for."""
-        return bool(self.waits) and self.drive.blocks and not self.trouble and self.stop is None
+        """Nothing else is left to do here but to wait."""
+        return self.stop is None and not self.trouble.halted.is_set() and self._waits_here()
+
+    def _waits_here(self) -> bool:
+        """Whether anything is waited for here: the next attempt at a step always, the rest if the caller wants to."""
+        blocks = bool(self.waits) and self.drive.blocks and not self.trouble
+        return blocks or any(_is_retried(row) for row in self.waits.values())
 
     def _may_start(self) -> bool:
+        if self.drive.deadline.over is not None and self.frontier.unsettled:
+            self.trouble.fail(self.drive.deadline.over)
         if self.trouble.error is not None and not self.settling:
             self._settle_only()
         if self.stop is None and self.drive.stopped is not None:
             self.stop = self.drive.stopped
-        if self.stop is None and self.engine.closing and self.frontier.ready:
+        if self.stop is None and self.engine.closing and (self.frontier.ready or self._waits_here()):
             self._stop_closing()
         return bool(self.frontier.ready) and self.stop is None
 
@@ -239,7 +251,9 @@ class _Execution:
 
     async def _run_step(self, node: Node) -> None:
         """Bring one node to its end, and see what that means for the Graph."""
-        step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble.halted)
+        step = self.retried.pop(node.name, None)
+        if step is None:
+            step = Step(self.engine, self.drive, node, self.prefix + node.name, self.trouble.halted)
         last = self.frontier.unsettled == 1 and not self.trouble and node.wait is None
         end = self.end if last else None
         try:
@@ -260,12 +274,16 @@ class _Execution:
                 self.outputs[node.name] = None
                 self._release_children(node)
             case Failed(error=record, cause=cause):
+                if self.drive.deadline.over is not None:
+                    self.trouble.fail(self.drive.deadline.over, cause)
                 self.trouble.fail(record, cause)
                 self.trouble.halted.set()
             case Unknown(reason):
                 self.trouble.unknown[step.path] = reason
             case Waits(row):
                 self.waits[node.name] = row
+                if _is_retried(row):
+                    self.retried[node.name] = step
             case NotStarted():
                 if self.engine.closing:
                     self._stop_closing()
@@ -284,6 +302,11 @@ class _Execution:
 
     def _all_parents_skipped(self, node: Node) -> bool:
         return bool(node.after) and all(self.outputs[parent] is None for parent in node.after)
+
+
+def _is_retried(row: StepRow) -> bool:
+    """Whether the step waits for its next attempt, and for nobody."""
+    return row.state is StepState.RETRYING
 
 
 async def adopt(drive: Drive, step: Step, refused: TransitionRefusedError) -> StepEnd:

@@ -17,19 +17,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import anyio
 import uuid_utils
 
 from ditto.effects import EffectClass, EffectDeclaration, check_effect
 from ditto.engine.changes import list_differences
+from ditto.engine.deadlines import RUN_TIMEOUT, look_s
 from ditto.engine.drive import Drive
-from ditto.engine.executor import CLOCK_LOOK_S, Engine, adopt, run_graph
+from ditto.engine.executor import Engine, adopt, run_graph
 from ditto.engine.halt import Halt
 from ditto.engine.loops import run_loop
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown, record_error
-from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits
+from ditto.engine.retrying import back_off_left_s
+from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
 from ditto.engine.trouble import Trouble, exhausted
 from ditto.errors import (
     ConfigError,
@@ -95,11 +97,13 @@ async def run_flow(
     try:
         value = await flow.function(run, input.decode())
     except FlowStopped:
-        pass
+        run.note_deadline()
     except BaseExceptionGroup as group:
         stopped, rest = group.split(FlowStopped)
         if rest is not None and not isinstance(rest, Exception):
             raise
+        if stopped is not None:
+            run.note_deadline()
         if rest is not None:
             error = rest if stopped is not None else group
             trouble.fail(record_error(error, None, drive.store.redact), error)
@@ -235,6 +239,11 @@ class FlowRun:
     async def child(self, name: str, workflow: Graph | Loop | Flow, input: Any = None, *, id: str | None = None) -> Any:
         return await self._call(name, lambda: self._run_child_call(name, workflow, input, id))
 
+    def note_deadline(self) -> None:
+        """The function was stopped: by the run's deadline, if that has passed."""
+        if self._drive.deadline.over is not None:
+            self._trouble.fail(self._drive.deadline.over)
+
     def check_all_asked(self) -> None:
         """Refuse an end that leaves recorded calls unasked for. Raises ReplayMismatchError."""
         left = sorted(set(self._calls) - self._asked)
@@ -280,7 +289,7 @@ class FlowRun:
             return _raise_or_decode(recorded, self.run_id)
         prefix = f"{name}/"
         await self._load_rows(graph, prefix)
-        trouble = Trouble(Halt(self._drive.halted))
+        trouble = self._new_trouble()
         result = await run_graph(
             self._engine,
             self._drive,
@@ -307,7 +316,7 @@ class FlowRun:
         if self._drive.resumed:
             rows = await store.read(queries.list_steps, self._drive.run.id, f"{name}/{done + 1}/")
             self._drive.rows.update((each.path, each) for each in rows)
-        trouble = Trouble(Halt(self._drive.halted))
+        trouble = self._new_trouble()
         result = await run_loop(self._engine, self._drive, loop, begun, concurrency=self._concurrency, trouble=trouble)
         if result.end is not None and result.end.status is RunStatus.EXHAUSTED:
             over = exhausted(self.run_id, loop.name, result.iteration)
@@ -328,8 +337,12 @@ class FlowRun:
             if row.state is StepState.COMPLETED or stands:
                 return _raise_or_decode(row, self.run_id)
             self._drive.rows[node.name] = row
+        if self._drive.deadline.is_over() and not is_lost(row):
+            await self._halt()
         outcome = await self._bring_to_end(node, given, in_turn)
         if isinstance(outcome, Failed):
+            if outcome.error.code == RUN_TIMEOUT and self._drive.deadline.over is not None:
+                await self._halt()
             raise _error_of(outcome.error, outcome.cause, self.run_id)
         assert isinstance(outcome, Completed)
         return outcome.output.decode()
@@ -340,9 +353,9 @@ class FlowRun:
         def values(names: tuple[str, ...]) -> dict[str, Any]:
             return {each: given.decode() for each in names}
 
+        halt = Halt(self._drive.halted) if in_turn is None else in_turn.halt
+        step = Step(self._engine, self._drive, node, node.name, halt, ends_failed=in_turn is None)
         while True:
-            halt = Halt(self._drive.halted) if in_turn is None else in_turn.halt
-            step = Step(self._engine, self._drive, node, node.name, halt, ends_failed=in_turn is None)
             try:
                 outcome = await step.run(values, skip=False, end=None)
             except TransitionRefusedError as refused:
@@ -358,7 +371,7 @@ class FlowRun:
                 case NotStarted():
                     if in_turn is not None and not self._drive.halted.is_set():
                         raise not_begun(node.name)
-                    raise self._closing()
+                    await self._halt()
                 case Completed() | Failed():
                     return outcome
                 case Skipped():
@@ -373,21 +386,26 @@ class FlowRun:
         return output
 
     async def _wait_for(self, row: StepRow) -> None:
-        """Until the wait may be over; or block, if the caller does not want to wait."""
-        if not self._drive.blocks:
+        """Until the wait may be over; or block, if the caller does not want to wait for it."""
+        retried = row.state is StepState.RETRYING
+        if not self._drive.blocks and not retried:
             self._trouble.waits[row.path] = row
             await self._block()
         woken = asyncio.Event()
         wake = woken.set
         self._drive.wakes.add(wake)
         try:
-            due_s = math.inf
-            if row.due_at is not None:
-                due_s = max((row.due_at - self._drive.store.clock.now_us()) / 1_000_000, 0.0)
-            with anyio.move_on_after(min(due_s, CLOCK_LOOK_S) if row.due_at is not None else math.inf):
+            left_s = math.inf
+            if retried:
+                left_s = back_off_left_s(self._drive.timers, row)
+            elif row.due_at is not None:
+                left_s = (row.due_at - self._drive.store.clock.now_us()) / 1_000_000
+            with self._drive.halted.until_set(), anyio.move_on_after(look_s(left_s)):
                 await woken.wait()
         finally:
             self._drive.wakes.discard(wake)
+        if self._drive.halted.is_set():
+            await self._halt()
 
     async def _recorded(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make()` returned when this call was first made."""
@@ -401,6 +419,8 @@ class FlowRun:
         call = StepRow(name, CHILD, _version(given), "[]", None, StepState.COMPLETED, 1, key=child_id)
         if (recorded := self._recorded_call(call)) is not None:
             return _raise_or_decode(recorded, self.run_id)
+        if self._drive.deadline.is_over() and await store.read(queries.get_run, child_id) is None:
+            await self._halt()
         await self._drive.barrier()
         value: Any = None
         try:
@@ -408,6 +428,12 @@ class FlowRun:
         except UnknownOutcomeError as unknown:
             self._trouble.unknown[name] = f"child run {child_id}: {unknown.message}"
             await self._block()
+        except StepError as error:
+            if error.code == RUN_TIMEOUT and self._drive.deadline.is_over():
+                await self._halt()
+            raise
+        if value is None and self._drive.halted.is_set():
+            await self._halt()
         if isinstance(value, Waiting):
             call.state = StepState.WAITING
             self._drive.hold_call(call, Event("step_waiting", name, {"for": CHILD, "child": child_id}))
@@ -484,12 +510,12 @@ class FlowRun:
             await self._block()
         if trouble.error is not None:
             if self._drive.halted.is_set():
-                raise self._closing()
+                await self._halt()
             failed = replace(call, state=StepState.FAILED, error=trouble.error.to_text())
             self._drive.hold_call(failed, Event("call_failed", call.path, {"code": trouble.error.code}))
             raise _error_of(trouble.error, trouble.cause, self.run_id)
         if self._drive.halted.is_set() and self._engine.closing:
-            raise self._closing()
+            await self._halt()
 
     async def _block(self) -> None:
         """This call cannot go on in this drive. Raises FlowStopped once nothing else can, either."""
@@ -523,9 +549,16 @@ class FlowRun:
         if self.stop is not None:
             raise FlowStopped from self.stop
 
-    def _closing(self) -> DittoError:
-        """Why nothing further may be begun."""
-        return self._drive.stopped or StoreClosedError(
+    def _new_trouble(self) -> Trouble:
+        """That of a Graph or a Loop inside. Once the run is over, all that is left to do there is to settle."""
+        return Trouble(Halt(self._drive.halted), self._drive.deadline.over if self._drive.deadline.is_over() else None)
+
+    async def _halt(self) -> NoReturn:
+        """Nothing further may be begun in this drive, so this call cannot go on. What the run's deadline stops is for
+        nobody to handle: the other calls come to their ends, and the function is stopped."""
+        if self._drive.stopped is None and self._drive.deadline.over is not None:
+            await self._block()
+        raise self._drive.stopped or StoreClosedError(
             "the runtime was closed; the run is interrupted and can be resumed"
         )
 

@@ -32,7 +32,9 @@ PAGE: Final = 64
 
 _TAKEN_UP: Final = frozenset({"run_resumed", "run_reopened"})
 _ENDINGS: Final = frozenset({"step_completed", "step_failed", "step_refused", "step_unknown", "step_resolved"})
-_ENDED: Final = frozenset({StepState.COMPLETED, StepState.FAILED, StepState.REFUSED, StepState.UNKNOWN})
+_ENDED: Final = frozenset(
+    {StepState.COMPLETED, StepState.FAILED, StepState.REFUSED, StepState.RETRYING, StepState.UNKNOWN}
+)
 
 
 @dataclass(frozen=True, slots=True)

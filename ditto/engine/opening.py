@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import anyio
 import uuid_utils
 
 from ditto.engine.changes import list_differences
+from ditto.engine.deadlines import RUN_TIMEOUT
 from ditto.engine.differences import first_difference
 from ditto.engine.drive import Drive
 from ditto.engine.outcomes import ErrorRecord
@@ -57,6 +58,18 @@ class Request:
     workflow: Graph | Loop | Flow
     input: Stored
     on_finished: OnFinished
+    timeout_s: float | None = None
+    latest_at: int | None = None
+    """A child's run is over when its parent's is, whatever else was said."""
+    reopens_timed_out: bool = False
+    """A run that its deadline ended goes on: its parent does, which had the same one."""
+
+    def deadline_at(self, run: RunRow | None, now_us: int) -> int | None:
+        """When the run is over: as it was recorded for an open one, else so long after it starts or is reopened."""
+        at = None if run is None or run.status in REOPENABLE else run.deadline_at
+        if at is None and self.timeout_s is not None:
+            at = now_us + round(self.timeout_s * 1_000_000)
+        return min((each for each in (at, self.latest_at) if each is not None), default=None)
 
     @property
     def kind(self) -> str:
@@ -157,8 +170,9 @@ async def _create(store: Store, owner: Owner, request: Request, generation: int)
         input_digest=digest(request.input.body),
         owner=owner.id,
         state=None if loop is None else request.input,
+        deadline_at=request.deadline_at(None, store.clock.now_us()),
     )
-    event = Event("run_created", body={"workflow": workflow.name, "generation": generation})
+    event = Event("run_created", body=_told(new.deadline_at, workflow=workflow.name, generation=generation))
     created = store.commit(lambda tx: transitions.create_run(tx, new, (event,)), points=[f"{workflow.name}:created"])
     try:
         await created
@@ -192,12 +206,15 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
             differences=tuple(differences),
             run_id=run.run_id,
         )
-    event = Event("run_reopened" if run.status in REOPENABLE else "run_resumed", body={"was": run.status.value})
+    deadline_at = request.deadline_at(run, store.clock.now_us())
+    body = _told(None if deadline_at == run.deadline_at else deadline_at, was=run.status.value)
+    event = Event("run_reopened" if run.status in REOPENABLE else "run_resumed", body=body)
     fence = Fence(run.id, owner.id, run.fence + 1, run.run_id, workflow.name)
     # A Flow's replay may come to nothing new: that it was taken up is then no line of its history, either.
     told = () if isinstance(workflow, Flow) else (event,)
     claimed = store.commit(
-        lambda tx: transitions.claim_run(tx, run, owner.id, told), points=[f"{workflow.name}:claimed"]
+        lambda tx: transitions.claim_run(tx, run, owner.id, told, deadline_at=deadline_at),
+        points=[f"{workflow.name}:claimed"],
     )
     try:
         await claimed
@@ -205,7 +222,7 @@ async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> O
         if claimed.exception() is None:
             await _let_go(store, fence)
         raise
-    drive = Drive(store, run, fence, rows, resumed=True)
+    drive = Drive(store, replace(run, deadline_at=deadline_at), fence, rows, resumed=True)
     if not told:
         drive.hold_event(event)
     again = isinstance(workflow, Flow) and workflow.tries_again
@@ -246,6 +263,11 @@ def _graph_of(loop: Loop, state: State | None) -> Graph | None:
         return None
 
 
+def _told(deadline_at: int | None, **body: Any) -> dict[str, Any]:
+    """The body of an event, with the deadline that the run has got with it."""
+    return body if deadline_at is None else {**body, "deadline_at": deadline_at}
+
+
 async def _let_go(store: Store, fence: Fence) -> None:
     """The caller was cancelled just as the run became ours: nobody drives it."""
     with anyio.CancelScope(shield=True):
@@ -274,6 +296,7 @@ def _as_created(key: int, new: NewRun, at: int) -> RunRow:
         claimed_seq=1,
         created_at=at,
         updated_at=at,
+        deadline_at=new.deadline_at,
     )
 
 
@@ -305,6 +328,8 @@ def _wants_reopening(run: RunRow, request: Request) -> bool:
         return False
     if request.on_finished == "reopen":
         return True
+    if request.reopens_timed_out and run.error is not None:
+        return ErrorRecord.from_text(run.error).code == RUN_TIMEOUT
     return (
         run.status is RunStatus.EXHAUSTED
         and isinstance(request.workflow, Loop)

@@ -13,10 +13,11 @@ How an attempt ended, and what that means for each effect class:
 | missed its deadline      | unknown             | unknown           | failed, may be tried again    |
 | was cancelled            | unknown             | unknown           | nothing is recorded           |
 
-A `write` or `infer` attempt that said `ctx.not_made(…)` before it was cut short is refused, not unknown. A worker may
-turn a definite failure into a value (`Action.failure`): a tool's error is a value for the workflow. What a handler
-returns or raises although its caller was cancelled counts as above; only an error of a class that is not admitted is
-then taken for the cancellation.
+"May be tried again" holds where a policy allows it and the error does not say `retryable=False`. A `write` or `infer`
+attempt that said `ctx.not_made(…)` before it was cut short is refused, not unknown. A worker may turn a definite
+failure into a value (`Action.failure`): a tool's error is a value for the workflow. What a handler returns or raises
+although its caller was cancelled counts as above; only an error of a class that is not admitted is then taken for the
+cancellation.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pydantic import ValidationError
 from ditto.complaints import all_complaints
 from ditto.contracts import Json
 from ditto.effects import EffectClass
+from ditto.engine.deadlines import RUN_TIMEOUT, TOTAL_TIMEOUT, Deadline, Limit
 from ditto.errors import (
     STEP_ERRORS,
     DittoError,
@@ -46,10 +48,14 @@ from ditto.errors import (
     ToolError,
 )
 from ditto.store.values import Stored, decode
+from ditto.waits import SECONDS_MAX
 from ditto.worker import Action, as_data
 
 MESSAGE_MAX: Final = 2_000
 """Characters of an error's message that are kept."""
+
+_TIMEOUT_CODES: Final = {Limit.TOTAL: TOTAL_TIMEOUT, Limit.RUN: RUN_TIMEOUT}
+"""The codes of missed deadlines that are not the attempt's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class ErrorRecord:
     final: bool = False
     """Trying the step again is not allowed, not even by reopening the run."""
     step: str | None = None
+    retry_after_s: float | None = None
+    """How long the other side asks to wait before another try."""
 
     def to_text(self) -> str:
         """The stored form."""
@@ -81,7 +89,7 @@ class ErrorRecord:
 
     def to_error(self, run_id: str) -> StepError:
         """The exception that the caller gets: the same in the first run and after a restart."""
-        return STEP_ERRORS.get(self.kind, StepError)(
+        error = STEP_ERRORS.get(self.kind, StepError)(
             self.message,
             code=self.code,
             retryable=self.retryable,
@@ -89,6 +97,9 @@ class ErrorRecord:
             step=self.step,
             error_type=self.type,
         )
+        if isinstance(error, EffectNotMade):
+            error.retry_after_s = self.retry_after_s
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,8 @@ class Failed:
     cause: BaseException | None = None
     kept: Stored | None = None
     instead: Stored | None = None
+    again: bool = False
+    """The error says nothing against another try, where that is safe and a policy allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,7 @@ class Refused:
     error: ErrorRecord
     cause: BaseException | None = None
     instead: Stored | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +154,8 @@ class End:
 
     value: Any = None
     error: Exception | None = None
-    deadline_s: float | None = None
-    own_deadline: bool = False
-    """The deadline was the action's own, not the node's."""
+    deadline: Deadline | None = None
+    """The one that was missed."""
     cancelled: bool = False
     """The handler ended by the cancellation of its caller."""
     not_made: str | None = None
@@ -155,8 +168,8 @@ def decide(action: Action, end: End, path: str, encode: Encode, redact: Callable
     deciding = _Deciding(action, path, encode, redact)
     if end.error is not None:
         return Cut() if end.cancellation and not action.effect.admitted else deciding.error(end.error)
-    if end.deadline_s is not None:
-        return deciding.deadline(end)
+    if end.deadline is not None:
+        return deciding.deadline(end.deadline, end.not_made)
     if end.cancelled:
         return deciding.cancelled(end)
     return deciding.value(end.value)
@@ -177,7 +190,19 @@ def record_error(
         retryable=bool(getattr(error, "retryable", False)),
         final=final,
         step=path,
+        retry_after_s=_retry_after_s(error),
     )
+
+
+def may_be_tried_again(error: BaseException) -> bool:
+    """Whether the error says nothing against it; one that is not classified says nothing."""
+    return bool(getattr(error, "retryable", True))
+
+
+def _retry_after_s(error: BaseException) -> float | None:
+    """How long the other side asks to wait; None for what is no time to come."""
+    asked: Any = getattr(error, "retry_after_s", None)
+    return float(asked) if type(asked) in (int, float) and 0 < asked <= SECONDS_MAX else None
 
 
 def _text_of(error: BaseException) -> str:
@@ -205,33 +230,36 @@ class _Deciding:
         if isinstance(error, OutputError):
             return self._unusable(error)
         if isinstance(error, EffectRejected | ToolError):
-            return Failed(
-                self._record(error, final=isinstance(error, EffectRejected)), error, instead=self._instead(error)
-            )
+            return self._failed(error, final=isinstance(error, EffectRejected))
         if isinstance(error, EffectNotMade):
-            if effect.admitted:
-                return Refused(self._record(error), error, self._instead(error))
-            return Failed(self._record(error), error, instead=self._instead(error))
+            return self._refused(error) if effect.admitted else self._failed(error)
         if effect.admitted:
             return Unknown(self.redact(f"{type(error).__name__}: {_text_of(error)}")[:MESSAGE_MAX], error)
-        return Failed(self._record(error), error, instead=self._instead(error))
+        return self._failed(error)
 
-    def deadline(self, end: End) -> Outcome:
-        text = f"{self.action.label} missed its deadline of {end.deadline_s} s"
+    def deadline(self, missed: Deadline, not_made: str | None) -> Outcome:
+        text, code = f"{self.action.label} missed {missed}", _TIMEOUT_CODES.get(missed.limit)
         if self.action.effect.admitted:
-            if end.not_made is not None:
-                error = EffectNotMade(f"{text}; {end.not_made}", code=StepTimeoutError.default_code, retryable=True)
-                return Refused(self._record(error), error, self._instead(error))
-            return Unknown(text)
-        missed = StepTimeoutError(text, retryable=True)
-        return Failed(self._record(missed), missed, instead=self._instead(missed) if end.own_deadline else None)
+            if not_made is None:
+                return Unknown(text)
+            return self._refused(EffectNotMade(f"{text}; {not_made}", code=code or StepTimeoutError.default_code))
+        error = StepTimeoutError(text, code=code, retryable=True)
+        return self._failed(error, may_be_a_value=missed.limit is Limit.ACTION)
 
     def cancelled(self, end: End) -> Outcome:
         if not self.action.effect.admitted:
             return Cut()
         if end.not_made is not None:
-            return Refused(self._record(EffectNotMade(end.not_made, code="effect.cancelled", retryable=True)))
+            error = EffectNotMade(end.not_made, code="effect.cancelled")
+            return Refused(self._record(error), again=True)
         return Unknown("the caller was cancelled while the attempt was under way")
+
+    def _failed(self, error: Exception, *, final: bool = False, may_be_a_value: bool = True) -> Failed:
+        instead = self._instead(error) if may_be_a_value else None
+        return Failed(self._record(error, final=final), error, instead=instead, again=may_be_tried_again(error))
+
+    def _refused(self, error: EffectNotMade) -> Refused:
+        return Refused(self._record(error), error, self._instead(error), again=may_be_tried_again(error))
 
     def _encoded(self, value: Any) -> Stored:
         result = as_data(self.action.result(value))
@@ -247,9 +275,11 @@ class _Deciding:
             said = all_complaints(error) if isinstance(error, ValidationError) else str(error)
             text = f"the output of {self.action.label} is not valid: {said}"
         code = error.code if isinstance(error, OutputError) else None
-        final = self.action.effect in (EffectClass.WRITE, EffectClass.INFER)
+        # A value that does not fit will not fit the next time, unless its handler says otherwise.
+        again = isinstance(error, OutputError) and may_be_tried_again(error)
         kept = self._kept(getattr(error, "kept", None))
-        return Failed(self._record(OutputError(text, code=code), final=final), error, kept=kept)
+        record = self._record(OutputError(text, code=code, retryable=again), final=self.action.effect.admitted)
+        return Failed(record, error, kept=kept, again=again)
 
     def _kept(self, kept: Json) -> Stored | None:
         if kept is None:

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import anyio
 
+from ditto.engine.expiry import wake_expired
 from ditto.engine.ownership import Owner
 from ditto.errors import DittoError, RunBusyError, StoreError
 from ditto.flow import Flow
@@ -36,7 +37,10 @@ Resume: TypeAlias = Callable[[RunRow], Awaitable[None]]
 async def recover_runs(
     store: Store, owner: Owner, workflows: Workflows, resume: Resume, concurrency: int
 ) -> tuple[Recovered, ...]:
-    """Take up every undriven run of these workflows, some at a time; one Recovered for each."""
+    """Take up every undriven run of these workflows, some at a time; one Recovered for each.
+
+    A run that waits is left to wait, unless its deadline has passed.
+    """
     found: list[Recovered] = []
     slots = anyio.Semaphore(concurrency)
 
@@ -48,6 +52,8 @@ async def recover_runs(
         if recovered is not None:
             found.append(recovered)
 
+    while await _patiently(partial(wake_expired, store)):
+        pass
     async with anyio.create_task_group() as tasks:
         after = 0
         while True:

@@ -1,7 +1,8 @@
 """Serving: a process that drives whatever nobody drives, until it is stopped.
 
-Each look reads a fixed number of rows: waits whose time has come, and runs that nobody drives (their owner died, let go
-of them, or a wait of theirs is over). Each wake-up touches only its run. A run that goes on to wait is let go of.
+Each look reads a fixed number of rows: waits whose time has come, waiting runs whose deadline has passed, and runs that
+nobody drives (their owner died, let go of them, or a wait of theirs is over). Each wake-up touches only its run. A run
+that goes on to wait is let go of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 
 import anyio
 
+from ditto.engine.expiry import wake_expired
 from ditto.engine.ownership import Owner
 from ditto.engine.recovering import Resume, Workflows, is_driven, take_up
 from ditto.engine.steps import over_output
@@ -90,6 +92,7 @@ class Serving:
             while not self.is_closing():
                 try:
                     await self._end_due_waits()
+                    await wake_expired(self.store)
                     for run in await self._list_undriven():
                         await slots.acquire()
                         if self.is_closing():

@@ -6,7 +6,8 @@ run ─ skip?
 
 In a run that carries its outcomes, a turn, a read or idempotent call is counted, `open`, where others are admitted.
 
-What waits for a slot, a thread or a back-off is not begun: when the run halts meanwhile, it is not.
+What waits for a slot or a thread is not begun: when the run halts meanwhile, it is not. A failed attempt that another
+one follows ends with a row that says when: the step waits without a slot, a thread or a task.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -25,8 +27,9 @@ from pydantic import ValidationError
 
 from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
-from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
+from ditto.engine.attempts import make_attempt
 from ditto.engine.certifying import ASK_AGAIN, CANCELLED, LOOKUP, Subject, as_late, certify_attempt, subject_of
+from ditto.engine.deadlines import RUN_TIMEOUT, Deadline, Limit, choose_deadline, earliest
 from ditto.engine.live import Speech
 from ditto.engine.outcomes import (
     Completed,
@@ -40,6 +43,7 @@ from ditto.engine.outcomes import (
     decide,
     record_error,
 )
+from ditto.engine.retrying import Again, Total, back_off_left_s, decide_retry, total_over
 from ditto.engine.threads import Seat, Threads
 from ditto.errors import (
     DefinitionError,
@@ -91,7 +95,7 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The step waits for somebody, or for a time."""
+    """The step waits for somebody, for a time, or for its next attempt."""
 
     row: StepRow
 
@@ -104,6 +108,10 @@ class _Resend:
 
 
 StepEnd: TypeAlias = Completed | Skipped | Failed | Unknown | Waits | NotStarted
+
+
+_ENDED: Final = frozenset({StepState.COMPLETED, StepState.SKIPPED, StepState.FAILED, StepState.WAITING})
+"""States without tries that a total could bound."""
 
 
 def is_lost(row: StepRow | None) -> bool:
@@ -137,6 +145,8 @@ class Step:
         self.attempt = 0 if self.row is None else self.row.attempt
         self.spent = self.attempt if drive.run.status in REOPENABLE else 0
         """Attempts made before the run failed: who reopens it gives its steps all their tries again."""
+        begun_at = None if self.row is None or self.spent else self.row.deadline_at
+        self.total = Total(node.retry, drive.timers, path, begun_at)
         self.arguments: State | None = None
         """What is recorded with an admission."""
         self.resent = False
@@ -156,6 +166,9 @@ class Step:
             return failed
         if self.node.wait is not None:
             return await self._wait(self.node.wait, values, skip=skip)
+        if self._backs_off():
+            assert self.row is not None
+            return NotStarted() if self.halted.is_set() else Waits(self.row)
         try:
             wanted = is_lost(self.row) or not (skip or not self._wanted(values))
             action = self._plan(values) if wanted else None
@@ -304,25 +317,25 @@ class Step:
             if isinstance(outcome, Unknown):
                 settled = await self._settle(action, resources, outcome)
                 if isinstance(settled, _Resend):
-                    if not self.resent and not self.halted.is_set():
+                    if not self.resent and not self.halted.is_set() and self.total.left_s != 0:
                         self.resent, self.again = True, settled.reason
                         continue
                     settled = self._not_made(settled.reason)
-                outcome = settled
-            delay_s = self._retry_delay(outcome, action)
-            if delay_s is None:
-                return await self._commit(outcome, action, end)
-            assert isinstance(outcome, Failed | Refused)
-            await self._commit_retry(outcome, delay_s)
-            if await self._halted_within(delay_s):
-                return NotStarted()
+                outcome = self._try_again(settled, action)
+            if isinstance(outcome, Again):
+                return await self._commit_retry(outcome, action)
+            self.total.forget()
+            return await self._commit(outcome, action, end)
 
-    async def _attempt(self, action: Action, resources: Any) -> Outcome | None:
+    async def _attempt(self, action: Action, resources: Any) -> Outcome | Again | None:
         """Take a slot, admit where the class asks for it, then call the handler once. None: the run halted before."""
         async with AsyncExitStack() as place:
             seat = await self._take_place(action, place)
-            if self.halted.is_set():
+            if self.drive.deadline.is_over() or self.halted.is_set():
                 return None
+            if self.total.left_s == 0:
+                return self._out_of_time(action)
+            self.total.begin(self.drive.store.clock.now_us())
             self.attempt += 1
             if action.effect.admitted:
                 await self._admit(action)
@@ -330,16 +343,23 @@ class Step:
                 await self._begin(action)
             elif not action.effect.held:
                 await self.drive.barrier()
+            if self.drive.deadline.is_over():
+                told = "the deadline of its run passed before the attempt"
+                return self._not_made(told, RUN_TIMEOUT) if action.effect.admitted else None
             late = partial(self.drive.note_returned, self.path, self.attempt)
             speech = Speech(self.drive.live, self.path, self.attempt, self.engine.router.shown_chars_max)
-            ctx = self._context(action, resources, speech)
-            made = await make_attempt(action, ctx, self._deadline(action), seat, late)
-            outcome = self._decide(action, made)
+            ctx, run = self._context(action, resources, speech), self.drive.deadline
+            made = await make_attempt(action, ctx, self._deadline(action), seat, late, run)
+            if made.deadline is not None and made.deadline.limit is Limit.RUN:
+                run.expire()
+            outcome = self._try_again(self._decide(action, made), action)
             value = outcome.output if isinstance(outcome, Completed) else None
             speech.end(value, self.engine.router.shown.get(self.node.type))
-            if self._fails_the_run(outcome, action):
+            if isinstance(outcome, Failed | Refused) and outcome.instead is None:
                 self.halted.set()  # before anybody gets our slot
         if made.cancellation is not None:
+            if isinstance(outcome, Again):
+                outcome = outcome.outcome
             if not isinstance(outcome, Cut):
                 await self._shielded(self._commit(outcome, action, None))
             raise made.cancellation
@@ -380,21 +400,27 @@ class Step:
         return replace(outcome, error=replace(outcome.error, final=True))
 
     def _deadline(self, action: Action) -> Deadline | None:
+        return earliest(self._own_deadline(action), self.total.deadline, self.drive.deadline.of_attempt)
+
+    def _own_deadline(self, action: Action) -> Deadline | None:
         return choose_deadline(self.node.timeout_s, action.timeout_s, self.engine.config.runtime.step_timeout_s)
 
     async def _take_place(self, action: Action, place: AsyncExitStack) -> Seat | None:
-        """Wait for a slot of the worker, and for a thread if the handler needs one; given up when the run halts."""
+        """Wait for a slot of the worker, and for a thread if the handler needs one; given up when the run halts, or
+        when no time is left for another try."""
         seat: Seat | None = None
         in_thread = not action.is_async and action.effect is not EffectClass.PURE
         if not in_thread and self.route.limiter is None:
             return seat
-        with self.halted.until_set():
+        with self.halted.until_set(), anyio.move_on_after(self.total.left_s) as in_time:
             if in_thread and not action.effect.held:
                 await self._threads.ended(self._name)
             if self.route.limiter is not None:
                 await place.enter_async_context(self.route.limiter)
             if in_thread:
                 seat = await place.enter_async_context(self._threads.seat(self._name))
+        if in_time.cancelled_caught:
+            self.total.is_over = True
         return seat
 
     async def _halted_within(self, seconds: float) -> bool:
@@ -403,20 +429,31 @@ class Step:
             await anyio.sleep(seconds)
         return self.halted.is_set()
 
-    def _retry_delay(self, outcome: Outcome, action: Action) -> float | None:
-        """Seconds until the next attempt; None if there is none. Only what is safe to repeat is tried again."""
-        retry = self.node.retry
-        if retry is None or not isinstance(outcome, Failed | Refused):
-            return None
-        if self.attempt - self.spent >= retry.max_attempts or self.halted.is_set():
-            return None
-        if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
-            return None
-        return retry.delay_s(self.attempt)
+    def _backs_off(self) -> bool:
+        """Whether the time of the next attempt has not come. Who reopens a run does not wait for it."""
+        if self.row is None or self.row.state is not StepState.RETRYING or self.attempt == self.spent:
+            return False
+        if back_off_left_s(self.drive.timers, self.row) > 0:
+            return True
+        self.drive.timers.forget(("retry", self.path))
+        return False
 
-    def _fails_the_run(self, outcome: Outcome, action: Action) -> bool:
-        failed = isinstance(outcome, Failed | Refused) and outcome.instead is None
-        return failed and self._retry_delay(outcome, action) is None
+    def _try_again(self, outcome: Outcome, action: Action) -> Outcome | Again:
+        """The outcome, or that another attempt follows it. Once the run has halted, none does."""
+        if self.halted.is_set():
+            return outcome
+        tries, left_s = self.attempt - self.spent, self.total.left_s
+        return decide_retry(outcome, self.node.retry, admitted=action.effect.admitted, tries=tries, left_s=left_s)
+
+    def _out_of_time(self, action: Action) -> Outcome:
+        """The total passed before another attempt could begin: the last one's failure stands."""
+        error: StepError = EffectNotMade("it was not sent again")
+        if self.row is not None and self.row.state is StepState.RETRYING and self.row.error is not None:
+            error = ErrorRecord.from_text(self.row.error).to_error(self.drive.run.run_id)
+        last = self._decide(action, End(error=error))
+        assert self.node.retry is not None
+        assert isinstance(last, Failed | Refused)
+        return total_over(last, self.node.retry, self.attempt - self.spent)
 
     # Lost outcomes
 
@@ -447,8 +484,8 @@ class Step:
             if made.error is not None:
                 record = record_error(made.error, self.path, self._redact)
                 return Unknown(f"{reason}; the look-up failed: {record.type}: {record.message}", made.error)
-            if made.deadline_s is not None:
-                return Unknown(f"{reason}; the look-up missed the deadline of {made.deadline_s} s")
+            if made.deadline is not None:
+                return Unknown(f"{reason}; the look-up missed the deadline of {made.deadline.left_s} s")
             match made.value:
                 case Committed(value):
                     return self._decide(action, End(value=value))
@@ -480,7 +517,13 @@ class Step:
         )
         async with nullcontext() if asking.is_async else self._threads.seat((self._name, "look-up")) as seat:
             ctx = self._context(action, resources)
-            return await make_attempt(asking, ctx, self._deadline(action), seat, lambda _result, _error: None)
+            return await make_attempt(asking, ctx, self._look_up_deadline(action), seat, lambda _result, _error: None)
+
+    def _look_up_deadline(self, action: Action) -> Deadline | None:
+        """The step's own. It starts nothing, so the run's deadline only bounds it, and gives it `grace_s` more."""
+        left_s = self.drive.deadline.left_s
+        most = None if left_s == math.inf else Deadline(max(left_s, self.engine.config.runtime.grace_s))
+        return earliest(self._own_deadline(action), most)
 
     def _grace_left_s(self, action: Action) -> float:
         admitted_at = self.row.admitted_at if self.row is not None else None
@@ -579,14 +622,14 @@ class Step:
         await self._record(row, Event("step_failed", self.path, _error_body(failed.error, max(self.attempt, 1))))
         return failed
 
-    async def _commit_retry(self, outcome: Failed | Refused, delay_s: float) -> None:
-        """Another attempt follows. That an admitted one changed nothing must be durable before the wait."""
-        body = {**_error_body(outcome.error, self.attempt), "delay_s": round(delay_s, 3)}
-        event = Event("step_retrying", self.path, body)
-        if isinstance(outcome, Refused):
-            await self._record(self._new_row(StepState.REFUSED, like=self.row, error=outcome.error), event)
-        else:
-            self.drive.hold_event(event)
+    async def _commit_retry(self, again: Again, action: Action) -> Waits:
+        """Another attempt follows: when, and how many there were, is durable before the wait begins."""
+        error = again.outcome.error
+        row = self._new_row(StepState.RETRYING, like=self.row, effect=action.effect, error=error)
+        row.due_at = self.drive.store.clock.now_us() + round(again.delay_s * 1_000_000)
+        body = {**_error_body(error, self.attempt), "delay_s": round(again.delay_s, 3), "due_at": row.due_at}
+        await self._record(row, Event("step_retrying", self.path, body))
+        return Waits(row)
 
     async def _run_local(self, action: Action, resources: Any, end: RunEnd | None) -> StepEnd:
         """Handler, validation, outcome and events in one transaction; whatever goes wrong undoes all of it."""
@@ -669,6 +712,7 @@ class Step:
             output=output,
             error=None if error is None else error.to_text(),
             admitted_at=None if like is None else like.admitted_at,
+            deadline_at=None if state in _ENDED else self.total.at_us,
             receipt=self._receipt(state, output, error or stands_for),
         )
 
@@ -721,7 +765,7 @@ class Step:
         return decide(action, end, self.path, self.drive.store.encode, self._redact)
 
     def _not_made(self, reason: str, code: str | None = None) -> Refused:
-        return Refused(record_error(EffectNotMade(reason, code=code, retryable=True), self.path, self._redact))
+        return Refused(record_error(EffectNotMade(reason, code=code), self.path, self._redact), again=True)
 
     def _redact(self, text: str) -> str:
         return self.drive.store.redact(text)

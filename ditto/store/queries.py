@@ -231,6 +231,11 @@ def list_due(db: sqlite3.Connection, now: int, limit: int) -> list[tuple[int, st
     ]
 
 
+def list_expired(db: sqlite3.Connection, now: int, limit: int) -> list[int]:
+    """Row ids of waiting runs whose deadline has passed, the longest past first."""
+    return [run for (run,) in sql.LIST_EXPIRED(db, b_now=now, b_limit=limit).fetchall()]
+
+
 def load_state(db: sqlite3.Connection, column: str | None) -> State | None:
     """The state column of a Loop, with its lists. Raises StoreDamagedError if a part of it is gone."""
     if column is None or not column.startswith(GROWING):
@@ -288,9 +293,8 @@ def _missing(value: str) -> StoreDamagedError:
 
 def _step(db: sqlite3.Connection, row: Sequence[Any], *, with_arguments: bool = True) -> StepRow:
     check_row(row, _STEP_KINDS, f"ditto_steps, step {row[1]!r}")
-    (_, path, type_, version, after, effect, state, attempt, key, arguments, output, error, admitted, settled, due) = (
-        row
-    )
+    _, path, type_, version, after, effect, state, attempt, key, arguments, output, error, *times = row
+    admitted_at, settled_at, due_at, deadline_at = times
     return StepRow(
         path=path,
         type=type_,
@@ -304,9 +308,10 @@ def _step(db: sqlite3.Connection, row: Sequence[Any], *, with_arguments: bool = 
         output=None if state == StepState.OPEN else load_value(db, output),
         progress=load_state(db, output) if state == StepState.OPEN else None,
         error=error,
-        admitted_at=admitted,
-        settled_at=settled,
-        due_at=due,
+        admitted_at=admitted_at,
+        settled_at=settled_at,
+        due_at=due_at,
+        deadline_at=deadline_at,
     )
 
 

@@ -60,6 +60,8 @@ class RunRow:
     """The number of its last event when it was last claimed."""
     created_at: int
     updated_at: int
+    deadline_at: int | None = None
+    """When the run is over, whatever it waits for; None for never."""
 
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> RunRow:
@@ -88,6 +90,7 @@ class NewRun:
     input_digest: str
     owner: str
     state: Stored | None = None
+    deadline_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -109,7 +112,9 @@ class StepRow:
     admitted_at: int | None = None
     settled_at: int | None = None
     due_at: int | None = None
-    """When a waiting step is over by itself."""
+    """When a waiting step is over by itself, or a failed one is tried again."""
+    deadline_at: int | None = None
+    """When all tries at the step are over."""
     progress: State | None = None
     """The state of an open Loop inside a Flow."""
     receipt: Draft | None = None

@@ -24,7 +24,7 @@ from sqlalchemy import (
     or_,
 )
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
@@ -66,6 +66,8 @@ class StepState(StrEnum):
     REFUSED = "refused"
     """The last attempt is known to have changed nothing; another may be made."""
     UNKNOWN = "unknown"
+    RETRYING = "retrying"
+    """The last attempt failed, and the next one follows at `due_at`."""
     OPEN = "open"
     """Under way: a Loop inside a Flow, whose output is the state after `attempt` iterations; or the try `attempt` of a
     turn's call that may simply be made again."""
@@ -103,12 +105,14 @@ runs = Table(
     Column("claimed_seq", Integer, nullable=False, server_default="0"),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    Column("deadline_at", BigInteger),
     UniqueConstraint("run_id", "generation"),
 )
 UNDRIVEN: Final = or_(runs.c.status == RunStatus.RUNNING.value, runs.c.status == RunStatus.INTERRUPTED.value)
 """Somebody drives the run, or may have to. A query that says it in these words needs to look at no other run."""
 
 Index("ditto_runs_undriven", runs.c.owner, sqlite_where=UNDRIVEN)
+Index("ditto_runs_deadline", runs.c.deadline_at, sqlite_where=runs.c.status == RunStatus.WAITING.value)
 
 steps = Table(
     "ditto_steps",
@@ -129,6 +133,7 @@ steps = Table(
     Column("admitted_at", BigInteger),
     Column("settled_at", BigInteger),
     Column("due_at", BigInteger),
+    Column("deadline_at", BigInteger),
     UniqueConstraint("run", "path"),
 )
 Index("ditto_steps_due", steps.c.due_at, sqlite_where=steps.c.state == StepState.WAITING.value)

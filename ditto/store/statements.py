@@ -84,7 +84,7 @@ def _fenced() -> Any:
 
 STEP_COLUMNS: Final = (
     "run", "path", "type", "version", "after", "effect", "state", "attempt",
-    "key", "arguments", "output", "error", "admitted_at", "settled_at", "due_at",
+    "key", "arguments", "output", "error", "admitted_at", "settled_at", "due_at", "deadline_at",
 )  # fmt: skip
 SHAPE_COLUMNS: Final = ("path", "type", "version", "after", "effect", "state", "attempt", "key")
 """A step without its values."""
@@ -134,6 +134,7 @@ CLAIM_RUN: Final = Statement(
         status=bindparam("b_status"),
         error=bindparam("b_error"),
         crashes=bindparam("b_crashes"),
+        deadline_at=bindparam("b_deadline_at"),
         claimed_seq=runs.c.seq + bindparam("b_events"),
         seq=runs.c.seq + bindparam("b_events"),
         updated_at=bindparam("b_at"),
@@ -186,6 +187,15 @@ SETTLE_STATUS: Final = Statement(
 WAKE_RUN: Final = Statement(
     update(runs)
     .where(runs.c.id == bindparam("b_run"), runs.c.status == RunStatus.WAITING.value)
+    .values(status=RunStatus.INTERRUPTED.value)
+)
+WAKE_EXPIRED: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.id == bindparam("b_run"),
+        runs.c.status == RunStatus.WAITING.value,
+        runs.c.deadline_at <= bindparam("b_at"),
+    )
     .values(status=RunStatus.INTERRUPTED.value)
 )
 _child = runs.alias("child")
@@ -338,6 +348,12 @@ LIST_DUE: Final = Statement(
     .join_from(steps, runs, steps.c.run == runs.c.id)
     .where(steps.c.state == StepState.WAITING.value, steps.c.due_at <= bindparam("b_now"), _UNFINISHED)
     .order_by(steps.c.due_at)
+    .limit(bindparam("b_limit"))
+)
+LIST_EXPIRED: Final = Statement(
+    select(runs.c.id)
+    .where(runs.c.status == RunStatus.WAITING.value, runs.c.deadline_at <= bindparam("b_now"))
+    .order_by(runs.c.deadline_at)
     .limit(bindparam("b_limit"))
 )
 LIST_WAITS: Final = Statement(

@@ -138,6 +138,7 @@ def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
         claimed_seq=len(events),
         created_at=tx.at,
         updated_at=tx.at,
+        deadline_at=new.deadline_at,
     )
     if created.rowcount != 1:
         raise TransitionRefusedError("create_run", "the id exists already", run_id=new.run_id)
@@ -149,8 +150,8 @@ def create_run(tx: Transaction, new: NewRun, events: Sequence[Event]) -> int:
     return run
 
 
-def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]) -> int:
-    """The run is ours: running, fence + 1. Guard: fence and status are the ones seen.
+def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event], *, deadline_at: int | None) -> int:
+    """The run is ours: running, fence + 1, until its deadline. Guard: fence and status are the ones seen.
 
     The first error of a run that was unknown when it failed is kept until what is unknown has been settled; a reopened
     run forgets it. Returns the new fence.
@@ -164,6 +165,7 @@ def claim_run(tx: Transaction, seen: RunRow, owner: str, events: Sequence[Event]
         b_crashes=_crashes(seen),
         b_status=RunStatus.RUNNING.value,
         b_error=None if seen.status in REOPENABLE else seen.error,
+        b_deadline_at=deadline_at,
         b_events=len(events),
         b_at=tx.at,
     )
@@ -249,6 +251,7 @@ def _insert_step(tx: Transaction, run: int, row: StepRow) -> None:
         admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
         settled_at=None if row.state in UNDER_WAY else tx.at,
         due_at=row.due_at,
+        deadline_at=row.deadline_at,
     )
 
 
@@ -260,7 +263,7 @@ def _advance_call(tx: Transaction, run: int, loop: LoopState) -> None:
         sql.INSERT_STEP(
             tx.db, run=run, path=loop.path, type="CALL.LOOP", version=loop.version, after="[]", effect=None,
             state=StepState.OPEN.value, attempt=loop.iteration, key=loop.name, arguments=None, output=state, error=None,
-            admitted_at=None, settled_at=None, due_at=None,
+            admitted_at=None, settled_at=None, due_at=None, deadline_at=None,
         )  # fmt: skip
 
 
@@ -333,6 +336,12 @@ def _settle_wait(tx: Transaction, run: int, path: str, attempt: int, output: Sto
     sql.WAKE_RUN(tx.db, b_run=run)
 
 
+def wake_expired(tx: Transaction, run: int) -> None:
+    """A run whose deadline passed while it waited is to be taken up, and ended. Guard: it waits, and has passed."""
+    if sql.WAKE_EXPIRED(tx.db, b_run=run, b_at=tx.at).rowcount != 1:
+        raise TransitionRefusedError("wake_expired", "the run waits no more, or has time left")
+
+
 def signal_output(body: str, actor: str, at: int) -> str:
     """The output of a wait that a signal ended, as JSON text around the signal's body."""
     told = json.dumps({"actor": actor, "at": at}, ensure_ascii=False, separators=(",", ":"))
@@ -362,6 +371,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
         n_error=row.error,
         n_admitted_at=tx.at if row.state is StepState.ADMITTED else row.admitted_at,
         n_due_at=row.due_at,
+        n_deadline_at=row.deadline_at,
         n_settled_at=None if row.state in UNDER_WAY else tx.at,
     )
     if moved.rowcount != 1:

@@ -50,7 +50,8 @@ class Flow:
             .step("put", self.call("put"), after=("read",))
             .step("send", self.call("send"), after=("put",), **sure)
             .step("flaky", self.flaky, after=("send",), retry=Retry(3, initial_s=0), **sure)
-            .step("blind", self.call("blind"), after=("flaky",), effect="write")
+            .step("again", self.again, after=("flaky",), retry=Retry(2, initial_s=0))
+            .step("blind", self.call("blind"), after=("again",), effect="write")
             .step("model", self.call("model"), after=("blind",), effect="infer")
             .step("book", self.book, after=("model",), effect="local")
             .step("noted", self.call("send"), after=("book",), record=self.note, **sure)
@@ -113,6 +114,12 @@ class Flow:
         if ctx.attempt == 1:
             raise EffectNotMade("not yet")
         return self.act("send", ctx)
+
+    async def again(self, ctx: StepContext) -> str:
+        """Fails at first; with a policy of two tries, over all processes."""
+        if ctx.attempt == 1:
+            raise ValueError("not yet")
+        return self.act("put", ctx)
 
     def book(self, ctx: StepContext) -> int:
         """Write into the store's own database."""

@@ -28,6 +28,7 @@ EXPECTED = {
     "put": "put x/1/put",
     "send": "send x/1/send",
     "flaky": "send x/1/flaky",
+    "again": "put x/1/again",
     "blind": "blind x/1/blind",
     "model": "model x/1/model",
     "book": 1,
@@ -110,7 +111,8 @@ def test_the_points_are_those_that_the_transitions_pass(nursery: Nursery, tmp_pa
         assert {f"flow/{step}:{state}:before", f"flow/{step}:{state}:after"} <= passed
     for step in ("send", "flaky", "blind", "model", "noted", "left", "thread"):
         assert {f"flow/{step}:admitted:before", f"flow/{step}:admitted:after"} <= passed
-    assert {"flow/flaky:refused:before", "flow/flaky:refused:after"} <= passed
+    for step in ("flaky", "again"):
+        assert {f"flow/{step}:retrying:before", f"flow/{step}:retrying:after"} <= passed
     assert {"flow/flaky:admitted:before#2", "flow/flaky:admitted:after#2"} <= passed
     assert {"flow:created:before", "flow:created:after", "flow:completed:before", "flow:completed:after"} <= passed
 

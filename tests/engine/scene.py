@@ -83,6 +83,29 @@ async def told(runtime: Runtime, run_id: str, kind: str) -> None:
         await asyncio.sleep(0.001)
 
 
+class MovedClock(Clock):
+    """The clock of the record, moved by hand."""
+
+    def __init__(self, at: int = 1_000_000_000_000_000) -> None:
+        self.at = at
+        self.asked = 0
+        """How often anybody has looked at it."""
+
+    def now_us(self) -> int:
+        self.asked += 1
+        return self.at
+
+    def move(self, seconds: float) -> None:
+        """So much later, or earlier."""
+        self.at += round(seconds * 1_000_000)
+
+    async def looked_at(self, times: int = 20) -> None:
+        """Return when it has been looked at so often again: whoever waits for it has seen what it says now."""
+        until = self.asked + times
+        while self.asked < until:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
 class World:
     """What is outside: it counts what is done to it, by key, and can be made to fail in stated ways."""
 

@@ -22,22 +22,11 @@ from ditto import (
     Waiting,
     create_ditto,
 )
-from ditto.clock import Clock
 from ditto.engine.drive import Drive
 from ditto.store.records import RunEnd
-from tests.engine.scene import Gate, told
+from tests.engine.scene import Gate, MovedClock, told
 
 pytestmark = pytest.mark.asyncio
-
-
-class MovedClock(Clock):
-    """The clock of the record, moved by hand."""
-
-    def __init__(self) -> None:
-        self.at = 1_000_000_000_000_000
-
-    def now_us(self) -> int:
-        return self.at
 
 
 class Ledger:

@@ -76,7 +76,9 @@ def release(store: Store, fence: Fence, end: RunEnd = COMPLETED) -> asyncio.Futu
 
 async def claim(store: Store, run: RunRow, owner: str = "owner") -> Fence:
     """Take a run over, as it was seen."""
-    fence = await store.commit(lambda tx: transitions.claim_run(tx, run, owner, [Event("run_resumed")]))
+    fence = await store.commit(
+        lambda tx: transitions.claim_run(tx, run, owner, [Event("run_resumed")], deadline_at=None)
+    )
     return Fence(run.id, owner, fence, run.run_id, run.workflow)
 
 

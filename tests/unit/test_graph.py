@@ -247,6 +247,13 @@ def test_effects_are_words_or_functions_and_a_plain_step_is_idempotent() -> None
         {"factor": 1e10},
         {"jitter": 1.1},
         {"jitter": float("nan")},
+        {"initial_s": float("inf")},
+        {"max_s": float("inf")},
+        {"total_s": 0},
+        {"total_s": -1},
+        {"total_s": float("nan")},
+        {"total_s": float("inf")},
+        {"total_s": True},
     ],
     ids=str,
 )

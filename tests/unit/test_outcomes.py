@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from ditto.effects import EffectClass
+from ditto.engine.deadlines import Deadline, Limit
 from ditto.engine.outcomes import (
     MESSAGE_MAX,
     Completed,
@@ -191,7 +192,7 @@ def test_a_failure_that_cannot_become_a_value_stays_an_error(failure: Any) -> No
 
 @pytest.mark.parametrize("effect", ALL)
 def test_a_missed_deadline_is_unknown_where_an_effect_may_have_been_made(effect: EffectClass) -> None:
-    end = End(deadline_s=2.5)
+    end = End(deadline=Deadline(2.5))
     if effect in ADMITTED:
         assert unknown(effect, end).reason == "tool pay missed its deadline of 2.5 s"
     else:
@@ -201,7 +202,7 @@ def test_a_missed_deadline_is_unknown_where_an_effect_may_have_been_made(effect:
 
 @pytest.mark.parametrize("effect", ADMITTED)
 def test_what_said_that_nothing_was_sent_is_refused(effect: EffectClass) -> None:
-    late = refused(effect, End(deadline_s=2.5, not_made="no connection yet"))
+    late = refused(effect, End(deadline=Deadline(2.5), not_made="no connection yet"))
     assert (late.error.kind, late.error.code) == ("EffectNotMade", "step.timeout")
     assert "no connection yet" in late.error.message
     cut = refused(effect, End(cancelled=True, not_made="no connection yet", cancellation=asyncio.CancelledError()))
@@ -210,7 +211,9 @@ def test_what_said_that_nothing_was_sent_is_refused(effect: EffectClass) -> None
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_tools_own_deadline_may_become_a_value_and_the_nodes_may_not(own: bool) -> None:
-    found = failed(EffectClass.READ, End(deadline_s=1, own_deadline=own), failure=lambda error: "late")
+    found = failed(
+        EffectClass.READ, End(deadline=Deadline(1, Limit.ACTION if own else Limit.STEP)), failure=lambda error: "late"
+    )
     assert (found.instead is not None) is own
 
 
@@ -310,4 +313,4 @@ def test_a_record_that_names_no_class_of_the_tree_is_a_plain_step_error() -> Non
 
 
 def test_a_missed_deadline_is_told_as_such() -> None:
-    assert isinstance(failed(EffectClass.READ, End(deadline_s=1)).error.to_error("run"), StepTimeoutError)
+    assert isinstance(failed(EffectClass.READ, End(deadline=Deadline(1))).error.to_error("run"), StepTimeoutError)

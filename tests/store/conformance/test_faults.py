@@ -68,7 +68,7 @@ async def change_hands(store: Store, commit: Commit) -> None:
         )
     )
     seen: RunRow = await get(store)
-    number = await commit(lambda tx: transitions.claim_run(tx, seen, "other", [Event("run_resumed")]))
+    number = await commit(lambda tx: transitions.claim_run(tx, seen, "other", [Event("run_resumed")], deadline_at=None))
     other = Fence(run, "other", number, "run", "flow")
     state = LoopState(1, stored({"n": LARGE + "z"}))
     await commit(lambda tx: transitions.record_steps(tx, other, [], [Event("loop_advanced")], [state]))

@@ -52,11 +52,11 @@ async def test_a_run_that_was_seen_otherwise_is_not_claimed(store: Store, refuse
     fence = await create(store)
     seen = await get(store)
     await release(store, fence, INTERRUPTED)
-    await refused(lambda tx: transitions.claim_run(tx, seen, "late", ()), "claim_run")
+    await refused(lambda tx: transitions.claim_run(tx, seen, "late", (), deadline_at=None), "claim_run")
     seen = await get(store)
     mine = await claim(store, seen)
     assert mine.fence == 2
-    await refused(lambda tx: transitions.claim_run(tx, seen, "late", ()), "claim_run")
+    await refused(lambda tx: transitions.claim_run(tx, seen, "late", (), deadline_at=None), "claim_run")
     assert (await get(store)).owner == "owner"
 
 
