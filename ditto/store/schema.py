@@ -24,7 +24,7 @@ from sqlalchemy import (
     or_,
 )
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 6
 """Rises with every change of these tables."""
 
 APPLICATION_ID: Final = 0x44495454
