@@ -67,9 +67,15 @@ def report(request: dict[str, Any], index: int) -> Reply:
 
 
 def report_agent(
-    runtime: Runtime, base_url: str, world: World, *, tools: int = 2, before: Callable[[str], None] | None = None
+    runtime: Runtime,
+    base_url: str,
+    world: World,
+    *,
+    tools: int = 2,
+    effect: str = "write",
+    before: Callable[[str], None] | None = None,
 ) -> Agent[None, str]:
-    """An ordinary agent, with the one added line. Its tools are writes, and can be looked up by their key."""
+    """An ordinary agent, with the one added line. Its tools can be looked up by their key."""
     agent = Agent(
         openai_model(base_url),
         capabilities=[DittoDurability(runtime, **KEY, max_concurrency=tools)],  # the one added line
@@ -89,7 +95,8 @@ def report_agent(
                 before(f"{name}:after")
             return f"{text} is out"
 
-        agent.tool_plain(name=name, metadata={"ditto": {"lookup": find, "absence_is_final": True}})(publish)
+        declared = {"effect": effect, "lookup": find, "absence_is_final": True}
+        agent.tool_plain(name=name, metadata={"ditto": declared})(publish)
 
     for name in TOOLS[:tools]:
         add(name)
@@ -105,7 +112,8 @@ async def work(order: dict[str, Any]) -> dict[str, Any]:
 
     world = World(Path(order["world"]))
     async with durable(Path(order["store"]), on_unknown_model_call=order.get("policy", "stop")) as runtime:
-        agent = report_agent(runtime, order["base_url"], world, tools=order["tools"], before=before)
+        effect = order.get("effect", "write")
+        agent = report_agent(runtime, order["base_url"], world, tools=order["tools"], effect=effect, before=before)
         if order["mode"] == "generate":
             result = await agent.run(PROMPT)
             return {"output": result.output, "events": []}

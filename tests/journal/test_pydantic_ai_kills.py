@@ -140,6 +140,19 @@ async def test_killed_inside_a_tool(stage: Stage, mode: str, side: str) -> None:
     case.check_effects(f"{mode} {side}")
 
 
+@pytest.mark.parametrize("effect", ["read", "idempotent"])
+async def test_a_call_that_may_be_repeated_is_repeated_three_times(stage: Stage, effect: str) -> None:
+    """And then the model is told that it never ended."""
+    case = Case(stage, "generate", 1)
+    for _ in range(3):
+        assert await case.live(kill_in="alpha:after", effect=effect) == {"signal": signal.SIGKILL}
+    assert (await case.live(effect=effect))["result"]["output"] == DONE
+    assert sum(case.world.calls().values()) == 3
+    assert case.asked == 2
+    told = stage.provider.requests()[-1].body["messages"][-1]
+    assert "was begun 3 times" in told["content"]
+
+
 @modes
 async def test_killed_between_question_and_answer_it_is_unknown_and_not_asked_again(stage: Stage, mode: str) -> None:
     case = Case(stage, mode, 1)

@@ -17,6 +17,7 @@ from ditto import (
     EffectNotMade,
     EffectRejected,
     StepContext,
+    StepError,
     ToolError,
 )
 from ditto.journal.pydantic_ai.records import write_result
@@ -25,6 +26,9 @@ METADATA_KEY: Final = "ditto"
 
 SIGNALS: Final = (ModelRetry, ToolFailed, ApprovalRequired, CallDeferred)
 """What a tool tells the framework by raising it: a definite value, not an unknown outcome."""
+
+NEVER_ENDED: Final = "step.never_ended"
+"""The code of a repeatable call in which the process died time and again."""
 
 _SAID: Final = (ToolError, EffectRejected, EffectNotMade)
 
@@ -87,7 +91,7 @@ class ToolEffect:
             absence_is_final=self.absence_is_final,
             absence_grace_s=self.absence_grace_s,
             result=write_result,
-            failure=lambda error: write_result(ToolFailed(error.message)) if isinstance(error, _SAID) else None,
+            failure=_told,
         )
 
     def _effect_of(self, name: str, arguments: dict[str, Any]) -> EffectClass:
@@ -102,3 +106,10 @@ class ToolEffect:
             return None
         asked = self.lookup
         return lambda key, step: asked(key, arguments, step)
+
+
+def _told(error: Exception) -> Any | None:
+    """What the model is told of a definite failure; None for one that fails the run instead."""
+    if isinstance(error, _SAID) or (isinstance(error, StepError) and error.code == NEVER_ENDED):
+        return write_result(ToolFailed(error.message))
+    return None
