@@ -24,7 +24,7 @@ import uuid_utils
 
 from ditto.effects import EffectClass, EffectDeclaration, check_effect
 from ditto.engine.changes import list_differences
-from ditto.engine.drive import Drive
+from ditto.engine.drive import Drive, closing_error
 from ditto.engine.executor import CLOCK_LOOK_S, Engine, adopt, run_graph
 from ditto.engine.halt import Halt
 from ditto.engine.loops import run_loop
@@ -39,8 +39,8 @@ from ditto.errors import (
     LimitExceededError,
     ReplayMismatchError,
     RunBlockedError,
+    RunPausedError,
     StepError,
-    StoreClosedError,
     TransitionRefusedError,
     UnknownOutcomeError,
 )
@@ -356,7 +356,7 @@ class FlowRun:
                 case Waits(row):
                     await self._wait_for(row)
                 case NotStarted():
-                    raise self._closing()
+                    raise self._drive.ending or closing_error()
                 case Completed() | Failed():
                     return outcome
                 case Skipped():
@@ -399,6 +399,8 @@ class FlowRun:
         call = StepRow(name, CHILD, _version(given), "[]", None, StepState.COMPLETED, 1, key=child_id)
         if (recorded := self._recorded_call(call)) is not None:
             return _raise_or_decode(recorded, self.run_id)
+        if self._drive.ending is not None:
+            raise self._drive.ending
         await self._drive.barrier()
         value: Any = None
         try:
@@ -406,6 +408,9 @@ class FlowRun:
         except UnknownOutcomeError as unknown:
             self._trouble.unknown[name] = f"child run {child_id}: {unknown.message}"
             await self._block()
+        except RunPausedError as paused:
+            self._trouble.child_paused = paused
+            value = Waiting(child_id, ())
         if isinstance(value, Waiting):
             call.state = StepState.WAITING
             self._drive.hold_call(call, Event("step_waiting", name, {"for": CHILD, "child": child_id}))
@@ -424,14 +429,16 @@ class FlowRun:
         if name in self._asked:
             raise DefinitionError(f"flow: a call is named {name!r} already; each call needs a name of its own")
         self._asked.add(name)
-        self._raise_stop()
         self._busy += 1
         try:
+            self._raise_stop()
             return await make()
         except DittoError as error:
             if isinstance(error, _FOR_THE_FLOW) and self._drive.stopped is None:
                 raise
             self.stop = self.stop or error
+            if self.stop is self._drive.ending and self._drive.stopped is None:
+                await self._block()  # the flow is stopped when its other calls are drained
             self._stop_all()
             raise FlowStopped from error
         finally:
@@ -481,13 +488,9 @@ class FlowRun:
             self._trouble.waits.update(trouble.waits)
             await self._block()
         if trouble.error is not None:
-            if self._drive.halted.is_set():
-                raise self._closing()
             failed = replace(call, state=StepState.FAILED, error=trouble.error.to_text())
             self._drive.hold_call(failed, Event("call_failed", call.path, {"code": trouble.error.code}))
             raise _error_of(trouble.error, trouble.cause, self.run_id)
-        if self._drive.halted.is_set() and self._engine.closing:
-            raise self._closing()
 
     async def _block(self) -> None:
         """This call cannot go on in this drive. Raises FlowStopped once nothing else can, either."""
@@ -519,11 +522,7 @@ class FlowRun:
 
     def _raise_stop(self) -> None:
         if self.stop is not None:
-            raise FlowStopped from self.stop
-
-    @staticmethod
-    def _closing() -> StoreClosedError:
-        return StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
+            raise self.stop
 
 
 def _node(name: str, type: str) -> Node:

@@ -3,6 +3,7 @@
 no such run                           → create_run
 another workflow or input             → RunConflictError
 closed                                → what is saved; or a new generation, or reopened, if asked for
+paused, and not resumed by name       → RunPausedError
 open, its owner alive                 → RunBusyError
 open, code does not fit               → RunBlockedError
 open                                  → claim_run
@@ -20,7 +21,7 @@ import uuid_utils
 
 from ditto.engine.changes import list_differences
 from ditto.engine.differences import first_difference
-from ditto.engine.drive import Drive
+from ditto.engine.drive import Drive, paused_error
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.ownership import Owner
 from ditto.engine.trouble import exhausted
@@ -57,6 +58,8 @@ class Request:
     workflow: Graph | Loop | Flow
     input: Stored
     on_finished: OnFinished
+    resumes: int | None = None
+    """The fence of the paused run that is to go on: one that was paused again since then does not."""
 
     @property
     def kind(self) -> str:
@@ -124,6 +127,8 @@ async def open_run(store: Store, owner: Owner, request: Request) -> Opened | Clo
                 return Closed(run)
         else:
             await _refuse_conflict(store, run, request)
+            if run.status is RunStatus.PAUSED and run.fence != request.resumes:
+                raise paused_error(run.run_id)
         try:
             return await _claim(store, owner, run, request)
         except TransitionRefusedError:

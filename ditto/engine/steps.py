@@ -237,6 +237,8 @@ class Step:
         """Begin to wait, or see whether the wait is over."""
         if self.row is not None and self.row.state is StepState.WAITING:
             return await self._wait_on(wait, await self.drive.look_at_wait(self.path))
+        if self.halted.is_set():
+            return NotStarted()
         try:
             if skip or not self._wanted(values):
                 return await self._skip()
@@ -340,7 +342,7 @@ class Step:
         if self.again is not None:
             body["again"], self.again = self.again, None
         try:
-            await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
+            await self.drive.admit(row, Event("step_admitted", self.path, body), seen=self._seen())
         except asyncio.CancelledError:
             if self.drive.rows.get(self.path) is row:
                 self.row = row
@@ -379,8 +381,10 @@ class Step:
         retry = self.node.retry
         if retry is None or not isinstance(outcome, Failed | Refused):
             return None
-        if self.attempt - self.spent >= retry.max_attempts or self.halted.is_set():
+        if self.attempt - self.spent >= retry.max_attempts:
             return None
+        if self.halted.is_set() and self.drive.ending is None:
+            return None  # a run that is only let go of keeps its further tries
         if isinstance(outcome, Failed) and (outcome.error.final or action.effect.admitted):
             return None
         return retry.delay_s(self.attempt)
@@ -583,7 +587,7 @@ class Step:
         except (asyncio.CancelledError, TransitionRefusedError):
             raise
         except BaseException as error:
-            if self.drive.stopped is not None:
+            if self.drive.stopped is not None or error is self.drive.ending:
                 raise
             outcome = self._decide(
                 action, End(error=error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -264,6 +264,7 @@ PUBLIC_NAMES = [
     "RunConflictError",
     "RunInfo",
     "RunNotFoundError",
+    "RunPausedError",
     "RunSummary",
     "Runtime",
     "Sample",
