@@ -23,6 +23,7 @@ import uuid_utils
 from ditto.clock import Clock, to_datetime
 from ditto.config import Config
 from ditto.engine import opening
+from ditto.engine.approving import BELOW
 from ditto.engine.certifying import certify_approval, certify_resolution
 from ditto.engine.checking import Checker
 from ditto.engine.drive import Drive, closing_error
@@ -626,12 +627,7 @@ class Runtime:
         question = find_question(run_id, step, await opened.store.read(queries.list_steps, run.id))
         shown = open_wait(run_id, question)
         if digest is not None and digest != shown.digest:
-            raise TransitionRefusedError(
-                "decide",
-                f"step {question.path} shows something else by now; look again",
-                run_id=run_id,
-                step=question.path,
-            )
+            raise self._shows_else(run_id, question.path)
         made = {
             "decision": decision,
             "actor": opened.store.redact(actor),
@@ -647,12 +643,20 @@ class Runtime:
             receipt = certify_approval(run, question, made, output)
         try:
             await opened.store.commit(
-                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event, receipt)
+                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event, receipt),
+                points=[f"{run.workflow}/{question.path}:completed"],
             )
         except TransitionRefusedError:
-            find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
+            now = find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
+            if now.attempt != question.attempt:
+                raise self._shows_else(run_id, question.path) from None
             raise
         self._wake(opened, run.id)
+
+    @staticmethod
+    def _shows_else(run_id: str, step: str) -> TransitionRefusedError:
+        told = f"step {step} shows something else by now; look again"
+        return TransitionRefusedError("decide", told, run_id=run_id, step=step)
 
     @staticmethod
     def _wake(opened: _Open, run: int) -> None:
@@ -908,7 +912,8 @@ class Runtime:
             return None if state is None else state.plain()
         assert isinstance(workflow, Graph)
         rows = await opened.store.read(queries.list_steps, run.id)
-        return GraphResult({row.path: row.output for row in rows if row.state in SETTLED}, True).decode(workflow)
+        settled = {row.path: row.output for row in rows if row.state in SETTLED and not row.path.endswith(BELOW)}
+        return GraphResult(settled, True).decode(workflow)
 
     @staticmethod
     def _is_driven(opened: _Open, run: RunRow) -> bool:

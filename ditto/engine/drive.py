@@ -255,7 +255,7 @@ class Drive:
         await self._commit([guard, _users(run_handler), write], written, end, alone=True, path=path)
         return written[0]
 
-    async def begin_wait(self, row: StepRow, signal: str | None, event: Event) -> StepRow:
+    async def begin_wait(self, row: StepRow, signal: str | None, event: Event, *, seen: Seen | None = None) -> StepRow:
         """A step begins to wait, unless its signal is there already. Returns the row as it stands then.
 
         Raises `ending` as `admit` does.
@@ -263,7 +263,9 @@ class Drive:
         written: list[StepRow] = []
 
         def begin(tx: Transaction) -> None:
-            written[:] = [transitions.begin_wait(tx, self.fence, row, signal, event)]
+            if seen is not None:
+                transitions.move_step(tx, self.fence, row, seen, (event,), begins=True)
+            written[:] = [row] if seen else [transitions.begin_wait(tx, self.fence, row, signal, event)]
 
         await self._commit([begin], written, path=row.path)
         return written[0]

@@ -23,6 +23,7 @@ import anyio
 import uuid_utils
 
 from ditto.effects import EffectClass, EffectDeclaration, check_effect
+from ditto.engine.approving import BELOW
 from ditto.engine.changes import list_differences
 from ditto.engine.drive import Drive, closing_error
 from ditto.engine.executor import CLOCK_LOOK_S, Engine, adopt, run_graph
@@ -89,8 +90,10 @@ async def run_flow(
     Raises the caller's cancellation, and a DittoError if the run must stop: not ours any more, a store that cannot
     write, ReplayMismatchError, RunBlockedError.
     """
-    calls = await _load_calls(drive, nested=flow.kind != Flow.kind)
+    nested = flow.kind != Flow.kind
+    calls = await _load_calls(drive, nested=nested)
     run = FlowRun(engine, drive, concurrency, trouble, run_child, calls)
+    run.questioned = {_asking_call(path, nested=nested) for path in drive.rows}
     value: Any = None
     try:
         value = await flow.function(run, input.decode())
@@ -124,8 +127,13 @@ async def _load_calls(drive: Drive, *, nested: bool) -> dict[str, StepRow]:
         page, after = await drive.store.read(
             partial(queries.list_calls, nested=nested), drive.run.id, after, CALLS_PAGE
         )
-        calls.update((row.path, row) for row in page)
+        calls.update((row.path, row) for row in page if row.path not in drive.rows)
     return calls
+
+
+def _asking_call(path: str, *, nested: bool) -> str:
+    """The call whose step asked the question with this path; where calls are nested, a call is a step."""
+    return path.removesuffix(BELOW) if nested else path.partition("/")[0]
 
 
 class FlowRun:
@@ -147,6 +155,8 @@ class FlowRun:
         self._run_child = run_child
         self._calls = calls
         self._asked: set[str] = set()
+        self.questioned: set[str] = set()
+        """Calls below which a step has asked for an approval: they were made, whether they have a row or not."""
         self._retried = _failing_path(drive)
         """The path that the run failed at before it was reopened: it is tried again."""
         self._busy = 0
@@ -231,7 +241,7 @@ class FlowRun:
 
     def check_all_asked(self) -> None:
         """Refuse an end that leaves recorded calls unasked for. Raises ReplayMismatchError."""
-        left = sorted(set(self._calls) - self._asked)
+        left = sorted((set(self._calls) | self.questioned) - self._asked)
         if left:
             raise ReplayMismatchError(
                 f"run {self.run_id}: the flow ended without asking for what is recorded: {', '.join(left)}; "

@@ -233,9 +233,12 @@ async def _block(store: Store, run: RunRow, differences: list[str]) -> None:
 async def _recorded_steps(
     store: Store, run: RunRow, workflow: Graph | Loop | Flow, state: State | None
 ) -> tuple[dict[str, StepRow], list[str]]:
-    """The rows that the code goes on from, and how they differ from it. A Flow asks for its own as it goes."""
+    """The rows that the code goes on from, and how they differ from it.
+
+    A Flow asks for its own as it goes; but the questions that its steps asked are known.
+    """
     if isinstance(workflow, Flow):
-        return {}, []
+        return {row.path: row for row in await store.read(queries.list_step_approvals, run.id)}, []
     prefix = "" if isinstance(workflow, Graph) else f"{run.iteration + 1}/"
     rows = {row.path: row for row in await store.read(queries.list_steps, run.id, prefix)}
     graph = workflow if isinstance(workflow, Graph) else _graph_of(workflow, state)

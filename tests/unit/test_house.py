@@ -208,6 +208,7 @@ PUBLIC_NAMES = [
     "Absent",
     "Action",
     "Checked",
+    "Approval",
     "Committed",
     "Config",
     "ConfigError",
