@@ -597,7 +597,8 @@ class Runtime:
         told = opened.store.redact(actor)
         stored = opened.store.encode(body, f"the body of signal {name}")
         sent: bool = await opened.store.commit(
-            lambda tx: transitions.send_signal(tx, run.id, name, signal_id, stored, told)
+            lambda tx: transitions.send_signal(tx, run.id, name, signal_id, stored, told),
+            points=[f"{run.workflow}:signalled"],
         )
         self._wake(opened, run.id)
         return sent

@@ -252,7 +252,7 @@ class Drive:
             self._write_step(written[0], events[0], seen)(tx)
 
         guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), (), begins=True)  # noqa: E731
-        await self._commit([guard, _users(run_handler), write], written, end, alone=True, path=path)
+        await self._commit([guard, _users(run_handler), write], written, end, alone=True, point=f"{path}:completed")
         return written[0]
 
     async def begin_wait(self, row: StepRow, signal: str | None, event: Event, *, seen: Seen | None = None) -> StepRow:
@@ -267,7 +267,7 @@ class Drive:
                 transitions.move_step(tx, self.fence, row, seen, (event,), begins=True)
             written[:] = [row] if seen else [transitions.begin_wait(tx, self.fence, row, signal, event)]
 
-        await self._commit([begin], written, path=row.path)
+        await self._commit([begin], written, point=f"{row.path}:waiting")
         return written[0]
 
     async def end_wait(self, row: StepRow, output: Stored, event: Event) -> None:
@@ -372,11 +372,11 @@ class Drive:
         end: RunEnd | None = None,
         *,
         alone: bool = False,
-        path: str | None = None,
+        point: str | None = None,
     ) -> None:
         """Commit, with all that is held. Once it is on disk, `rows` are how those steps stand, cancelled or not."""
         self._check_stopped()
-        points = [self._point(row) for row in rows] if path is None else [f"{self.fence.workflow}/{path}:completed"]
+        points = [self._point(row) for row in rows] if point is None else [f"{self.fence.workflow}/{point}"]
         taken, kept = self._take_held(), None
         held = self._unit_of(taken)
         if held is not None and alone:

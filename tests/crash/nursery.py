@@ -22,6 +22,7 @@ from typing import Any
 
 from ditto.testing import crash
 from tests.crash.flow import Flow, drive
+from tests.crash.order import drive_order
 from tests.crash.stories import STORIES
 from tests.crash.world import World
 
@@ -34,7 +35,10 @@ def live(order: dict[str, Any]) -> Any:
         crash.kill_at(order["at"])
     if "story" in order:
         return asyncio.run(tell(order))
-    flow = Flow(World(Path(order["world"])), order.get("kill_in"))
+    world = World(Path(order["world"]))
+    if order["workflow"] == "order":
+        return asyncio.run(drive_order(Path(order["store"]), world))
+    flow = Flow(world, order.get("kill_in"))
     return asyncio.run(drive(Path(order["store"]), flow, order["workflow"]))
 
 

@@ -553,7 +553,7 @@ async def blocked(runtime: Runtime, graph: Any, input: Any, difference: str) -> 
     """The run is blocked for this reason, however often it is tried, and its question is still listed."""
     for _ in range(2):
         with pytest.raises(RunBlockedError) as caught:
-            await runtime.run(graph, input, id="r")
+            await runtime.run(graph, input, id="r", on_wait="return")
         assert difference in caught.value.message
         assert difference in caught.value.differences[0]
     assert await status(runtime, "r") == "blocked"
@@ -639,7 +639,7 @@ async def test_b12_a_flow_that_renamed_its_call_is_not_done_with_the_old_questio
         await park(runtime, order("review"), FIVE)
         await runtime.decide("r", "review", decision="approve", actor="ada")
         with pytest.raises(RunBlockedError, match="owner missing: review/pay"):
-            await runtime.run(order("review", "transfer"), FIVE, id="r")
+            await runtime.run(order("review", "transfer"), FIVE, id="r", on_wait="return")
         # The renamed call has a question of its own, and the flow cannot end without the old one.
         [own] = await park(runtime, order("check"), FIVE)
         assert (own.step, bank.paid) == ("check/approval", [])
