@@ -21,7 +21,7 @@ def next_command(run: RunInfo) -> str | None:
             return "run it again to ask the look-up once more, or: " + _command(
                 "resolve", run.run_id, lost[0].path, options=f"{way} --actor … --reason …"
             )
-        case "interrupted":
+        case "interrupted" | "paused":
             return _command("resume", run.run_id, options=_APP)
         case "failed" | "exhausted":
             return _command("retry", run.run_id, options=_APP)

@@ -181,8 +181,9 @@ async def _create(store: Store, owner: Owner, request: Request, generation: int)
 async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> Opened:
     if run.owner is not None and run.owner != owner.id and owner.is_alive(run.owner):
         which = run.run_id if run.generation == 1 else f"{run.run_id} (generation {run.generation})"
+        does = "is still being drained" if run.status is RunStatus.PAUSED else "is driven"
         raise RunBusyError(
-            f"run {which} is driven by another runtime, which is alive; wait for it, or cancel the run",
+            f"run {which} {does} by another runtime, which is alive; wait for it, or cancel the run",
             run_id=run.run_id,
             retryable=True,
         )
