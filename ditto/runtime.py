@@ -615,6 +615,7 @@ class Runtime:
     ) -> None:
         """Record the one decision on an open approval, addressed by its step, or by nothing while only one is open.
 
+        The question of a step that asks before it is attempted has the path `<step>/approval`; `<step>` will do.
         `digest`, from the OpenWait that was shown, refuses the decision if something else is shown by now. `actor` is
         recorded, not verified. Exactly one decision is kept; who comes later is told which. Raises RunNotFoundError,
         DefinitionError for no or several questions, TransitionRefusedError if it was decided, or shown differently.
@@ -896,7 +897,9 @@ class Runtime:
         if trouble.unknown:
             end = trouble.end()
         if isinstance(error, ReplayMismatchError | RunBlockedError):
-            end = RunEnd(RunStatus.BLOCKED, event=Event("run_blocked", body={"reason": error.message}))
+            differences = list(error.differences) if isinstance(error, RunBlockedError) else []
+            told = {"differences": differences} if differences else {"reason": error.message}
+            end = RunEnd(RunStatus.BLOCKED, event=Event("run_blocked", body=told))
         try:
             await drive.release(end)
         except DittoError as failed:

@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ditto.engine import waiting
 from ditto.engine.drive import Drive
-from ditto.errors import EffectRejected, RunBlockedError, TransitionRefusedError
+from ditto.engine.outcomes import Encode
+from ditto.errors import (
+    EffectRejected,
+    InvalidValueError,
+    LimitExceededError,
+    RunBlockedError,
+    TransitionRefusedError,
+)
 from ditto.store.records import Event, Seen, StepRow
 from ditto.store.schema import StepState
 from ditto.store.values import Stored
 from ditto.waits import WaitKind
-from ditto.worker import Approval
+from ditto.worker import Approval, as_data
 
 if TYPE_CHECKING:
     from ditto.engine.halt import Halt
@@ -61,7 +68,8 @@ class Question:
     async def ask(self, approval: Approval, label: str, step: StepRow | None, halted: Halt) -> StepRow | None:
         """The question as it stands: waiting, or decided about this very call. None: halted before it was asked.
 
-        Raises RunBlockedError, and `drive.ending` if the run was paused first.
+        Raises RunBlockedError, `drive.ending` if the run was paused first, and InvalidValueError or LimitExceededError
+        if what is to be shown cannot be.
         """
         shown = self._encode(approval)
         row = self.row and await self.drive.look_at_wait(self.path)
@@ -76,7 +84,11 @@ class Question:
     def require_approved(self, approval: Approval) -> None:
         """Right before the attempt: what it will be made with is what was approved. Raises NotAsApprovedError."""
         row = self.row
-        if row is None or not is_approved(row) or not self._is_about(row, self._encode(approval)):
+        try:
+            fits = row is not None and is_approved(row) and self._is_about(row, self._encode(approval))
+        except (InvalidValueError, LimitExceededError):
+            fits = False
+        if not fits:
             raise NotAsApprovedError
 
     async def _begin(self, approval: Approval, shown: Stored, was: StepRow | None) -> StepRow:
@@ -115,7 +127,12 @@ class Question:
         return isinstance(row.arguments, Stored) and row.arguments.body == shown.body
 
     def _encode(self, approval: Approval) -> Stored:
-        return self.drive.store.encode(approval.shown(), f"what approval {self.path} shows")
+        what = f"what approval {self.path} shows"
+        try:
+            shown = approval.shown()
+        except Exception as error:
+            raise InvalidValueError(f"{what} cannot be made: {type(error).__name__}: {error}") from error
+        return self.drive.store.encode(shown, what)
 
     def _digest(self, shown: Stored) -> str:
         return waiting.shown_digest(self.drive.run.run_id, self.path, shown)
@@ -149,6 +166,15 @@ def denial(row: StepRow, label: str) -> EffectRejected | None:
         return EffectRejected(f"{label} was not called: nobody approved it in time", code=EXPIRED)
     reason = f": {made['reason']}" if made.get("reason") else ""
     return EffectRejected(f"{label} was not called: {made.get('actor')} rejected it{reason}", code=REJECTED)
+
+
+def value_of(approval: Approval, denied: EffectRejected, encode: Encode) -> Stored | None:
+    """The value that a no becomes; None if it stays an error of the step."""
+    try:
+        value = approval.denied(denied)
+        return None if value is None else encode(as_data(value), f"the denial of {approval.name}")
+    except Exception:  # noqa: BLE001 - no value can be made of it: it stays an error of the step
+        return None
 
 
 def _is_open(row: StepRow) -> bool:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
 from ditto.engine import waiting
-from ditto.engine.approving import NotAsApprovedError, Question, denial
+from ditto.engine.approving import NotAsApprovedError, Question, denial, value_of
 from ditto.engine.attempts import Deadline, choose_deadline, make_attempt
 from ditto.engine.certifying import ASK_AGAIN, CANCELLED, LOOKUP, Subject, as_late, certify_attempt, subject_of
 from ditto.engine.live import Speech
@@ -59,7 +59,7 @@ from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
 from ditto.store.values import State, Stored
 from ditto.waits import Wait, WaitKind
-from ditto.worker import Action, StepContext, as_data
+from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
 
 if TYPE_CHECKING:
@@ -202,12 +202,8 @@ class Step:
             return Waits(asked)
         if (denied := denial(asked, action.label)) is None:
             return None
-        value = action.approval.denied(denied)
-        failed = Failed(
-            record_error(denied, self.path, self._redact, final=True),
-            denied,
-            instead=None if value is None else self.drive.store.encode(as_data(value), f"the denial of {action.label}"),
-        )
+        record = record_error(denied, self.path, self._redact, final=True)
+        failed = Failed(record, denied, instead=value_of(action.approval, denied, self.drive.store.encode))
         return await self._commit(failed, replace(action, record=None), end)
 
     async def _fail_before(self, error: Exception) -> Failed | Unknown:

@@ -478,6 +478,31 @@ async def test_an_action_of_any_worker_may_ask_and_a_no_is_an_error_where_it_mak
     assert len(called) == 1
 
 
+async def test_what_cannot_be_shown_is_not_asked_and_a_no_without_a_value_is_an_error(tmp_path: Path) -> None:
+    called: list[Any] = []
+    shows = [1]
+
+    def broken(error: EffectRejected) -> Any:
+        raise RuntimeError("no value")
+
+    def plan(arguments: Any) -> Action:
+        asked = Approval("call", shown=lambda: shows[0], denied=broken)
+        return Action("call", EffectClass.WRITE, called.append, False, approval=asked)
+
+    worker = Worker("W").with_handler(NodeHandler("W.CALL", plan))
+    graph = Graph("g").node("call", "W.CALL")
+    async with create_ditto(store=tmp_path / "d.db", workers=[worker]) as runtime:
+        await park(runtime, graph, None, "no")
+        await runtime.decide("no", decision="reject", actor="ada")
+        with pytest.raises(EffectRejected, match="ada rejected it"):
+            await runtime.run(graph, None, id="no")
+        shows.clear()
+        with pytest.raises(StepError, match="what approval call/approval shows cannot be made: IndexError"):
+            await runtime.run(graph, None, id="broken")
+        assert await states(runtime, "broken") == {"call": "failed"}
+    assert called == []
+
+
 # Where the question stands
 
 
