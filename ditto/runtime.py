@@ -704,6 +704,23 @@ class Runtime:
         if (drive := opened.engine.drives.get(run.id)) is not None:
             drive.pause()
 
+    async def unpause(self, run_id: str, actor: str = "", reason: str = "") -> None:
+        """End a pause without driving the run: it is interrupted, for `serve`, or for the next call, to take up.
+
+        `actor` and `reason` are recorded, not verified. Raises RunNotFoundError, RunBusyError while the run is still
+        being drained, and TransitionRefusedError if it is not paused.
+        """
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        if run.status is not RunStatus.PAUSED:
+            raise TransitionRefusedError("unpause_run", f"run {run_id} is {run.status}, not paused", run_id=run_id)
+        if self._is_driven(opened, run):
+            raise RunBusyError(f"run {run_id} is still being drained; wait for it", run_id=run_id, retryable=True)
+        body = {"actor": opened.store.redact(actor), "reason": opened.store.redact(reason)}
+        unpause = partial(transitions.unpause_run, seen=run, event=Event("run_unpaused", body=body))
+        await opened.store.commit(unpause, points=[f"{run.workflow}:unpaused"])
+        self._wake(opened, run.id)
+
     @property
     def commits(self) -> int:
         """Transactions that this runtime has committed so far, but for `partial_commits`."""

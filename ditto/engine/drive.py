@@ -126,7 +126,7 @@ class Drive:
 
     def pause(self) -> None:
         """Somebody paused the run."""
-        self.drain(paused_error(self.run.run_id))
+        self.drain(paused_error(self.run))
 
     def stop(self, reason: DittoError) -> None:
         """Write nothing more of this run, and start no further attempt. The first reason is kept."""
@@ -565,9 +565,12 @@ def _begins_with(values: list[Any], items: Items) -> bool:
     return begun == items and repr(begun) == repr(items[:])
 
 
-def paused_error(run_id: str) -> RunPausedError:
+def paused_error(run: RunRow) -> RunPausedError:
     """The error of a call for a run that is paused."""
-    return RunPausedError(f"run {run_id} is paused; go on with it by: ditto resume {run_id}", run_id=run_id)
+    way = f"go on with it by: ditto resume {run.run_id}"
+    if run.kind == "turn":
+        way = f"runtime.unpause({run.run_id!r}) ends that; then ask its agent again for this turn"
+    return RunPausedError(f"run {run.run_id} is paused; {way}", run_id=run.run_id)
 
 
 def closing_error() -> StoreClosedError:

@@ -128,7 +128,7 @@ async def open_run(store: Store, owner: Owner, request: Request) -> Opened | Clo
         else:
             await _refuse_conflict(store, run, request)
             if run.status is RunStatus.PAUSED and run.fence != request.resumes:
-                raise paused_error(run.run_id)
+                raise paused_error(run)
         try:
             return await _claim(store, owner, run, request)
         except TransitionRefusedError:

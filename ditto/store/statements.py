@@ -173,7 +173,7 @@ PAUSE_RUN: Final = Statement(
         runs.c.status == bindparam("b_seen_status"),
     )
     .values(
-        status=RunStatus.PAUSED.value,
+        status=bindparam("b_status"),
         owner=bindparam("b_owner"),
         seq=runs.c.seq + bindparam("b_events"),
         updated_at=bindparam("b_at"),

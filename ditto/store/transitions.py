@@ -13,7 +13,7 @@ and nothing of the transition is written; other transitions of the same transact
                      release_run ──► interrupted · unknown ─► resolve_step
                          │      └──► failed · exhausted (reopened by name)
                          └──► completed
-                       pause_run ──► paused (its owner, if it has one, drains it, then lets go)
+                       pause_run ──► paused (its owner, if it has one, drains it, then lets go) ─► unpause_run
                       cancel_run ──► cancelled
 """
 
@@ -438,12 +438,30 @@ def pause_run(tx: Transaction, seen: RunRow, event: Event, *, driven: bool) -> N
         b_run=seen.id,
         b_seen_fence=seen.fence,
         b_seen_status=seen.status.value,
+        b_status=RunStatus.PAUSED.value,
         b_owner=seen.owner if driven else None,
         b_events=1,
         b_at=tx.at,
     )
     if paused.rowcount != 1:
         raise TransitionRefusedError("pause_run", "somebody else moved the run first", run_id=seen.run_id)
+    tx.tell(seen.id, (event,))
+
+
+def unpause_run(tx: Transaction, seen: RunRow, event: Event) -> None:
+    """A paused run, which nobody drives, is interrupted, and may be taken up. Guard: paused, at the fence seen."""
+    moved = sql.PAUSE_RUN(
+        tx.db,
+        b_run=seen.id,
+        b_seen_fence=seen.fence,
+        b_seen_status=RunStatus.PAUSED.value,
+        b_status=RunStatus.INTERRUPTED.value,
+        b_owner=None,
+        b_events=1,
+        b_at=tx.at,
+    )
+    if moved.rowcount != 1:
+        raise TransitionRefusedError("unpause_run", "the run is not paused any more", run_id=seen.run_id)
     tx.tell(seen.id, (event,))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from ditto import (
+    Action,
+    EffectClass,
     EffectNotMade,
     Flow,
     FlowContext,
@@ -31,6 +33,7 @@ from ditto import (
 )
 from ditto.engine.drive import Drive
 from ditto.store.records import RunEnd
+from ditto.turn import Turn, TurnContext
 from tests.engine.scene import Gate, World, events, opened, states, status, story, told, wait_until
 from tests.engine.test_waits import MovedClock
 
@@ -477,6 +480,60 @@ async def test_a_child_run_is_driven_to_its_next_wait_and_can_be_paused_by_its_o
         assert await runtime.resume("r/kid") == {"go": ANY, "end": 5}
         assert await status(runtime, "r") == "interrupted"
         assert await runtime.run(flow, None, id="r") == 5
+
+
+async def test_a_pause_may_be_ended_without_driving_the_run(store_path: Path, world: World) -> None:
+    gate = Gate()
+    graph = chain(gate, world)
+    async with opened(store_path, workflows=[graph]) as owner, opened(store_path) as other:
+        driving = asyncio.ensure_future(owner.run(graph, id="r"))
+        await gate.came()
+        with pytest.raises(TransitionRefusedError, match="r is running, not paused"):
+            await other.unpause("r")
+        await other.pause("r")
+        with pytest.raises(RunBusyError, match="still being drained"):
+            await other.unpause("r")
+        gate.open()
+        with pytest.raises(RunPausedError):
+            await driving
+        serving = asyncio.ensure_future(owner.serve())
+        await other.unpause("r", **WHO)
+        await told(other, "r", "run_completed")
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert [event.body for event in await events(other, "r") if event.kind == "run_unpaused"] == [WHO]
+        with pytest.raises(TransitionRefusedError, match="completed, not paused"):
+            await other.unpause("r")
+    assert world.total == 3
+
+
+async def test_a_turn_that_was_paused_goes_on_when_the_pause_is_ended(store_path: Path, world: World) -> None:
+    gate = Gate()
+
+    async def hold(ctx: StepContext) -> str:
+        await gate.pause()
+        return world.act(ctx)
+
+    def plan() -> Action:
+        return Action("send", EffectClass.WRITE, hold, is_async=True, recorded=lambda: {"tool": "send"})
+
+    async def function(ctx: TurnContext) -> list[Any]:
+        return [await ctx.invoke(call_id, "send", {}, plan) for call_id in ("c-1", "c-2")]
+
+    turn = Turn("app", "thread", "turn", "model")
+    async with opened(store_path) as runtime:
+        driving = asyncio.ensure_future(runtime.turn(turn, function))
+        await gate.came()
+        await runtime.pause(turn.run_id)
+        gate.open()
+        with pytest.raises(RunPausedError, match="unpause"):
+            await driving
+        with pytest.raises(RunPausedError):
+            await runtime.turn(turn, function)
+        assert world.total == 1
+        await runtime.unpause(turn.run_id)
+        assert await runtime.turn(turn, function) == [f"done {turn.run_id}/1/t/c-{number}" for number in (1, 2)]
+    assert world.total == 2
 
 
 async def test_cancel_works_before_and_after_a_paused_run_is_drained(store_path: Path, world: World) -> None:

@@ -44,6 +44,7 @@ from ditto import (
     Worker,
     create_ditto,
 )
+from ditto.turn import Turn, TurnContext
 from ditto_workers import create_interaction_worker
 from tests.engine.scene import events, states, status, story, told
 from tests.engine.test_waits import MovedClock
@@ -538,6 +539,37 @@ async def test_questions_in_loops_and_flows_have_the_path_of_their_step(tmp_path
         await runtime.decide("flow", decision="reject", actor="ada")
         assert await runtime.resume("flow") == ["success", "failed"]
     assert bank.paid == [("acct-1", amount) for amount in (5, 6, 7, 5)]
+
+
+async def test_b01_the_tools_of_one_turn_of_an_agent_ask_each_for_itself(tmp_path: Path) -> None:
+    drawn: list[str] = []
+
+    async def draw(arguments: dict[str, Any]) -> str:
+        drawn.append(arguments["what"])
+        return "drawn"
+
+    tool = Tool("draw", draw, {"type": "object"}, requires_approval=True)
+
+    async def function(ctx: TurnContext) -> list[str]:
+        calls = [ctx.call("draw", f"c-{what}", {"what": what}) for what in ("circle", "square")]
+        return [result.status for result in await asyncio.gather(*calls)]
+
+    turn, path = Turn("app", "thread", "turn", "model", max_concurrency=2), tmp_path / "d.db"
+    for decision, call_id in (("reject", "c-square"), ("approve", "c-circle")):
+        async with runtime_with(path, tool) as runtime, runtime_with(path) as other:
+            driving = asyncio.ensure_future(runtime.turn(turn, function))
+            await told(other, turn.run_id, "step_waiting")
+            asked = f"t/{call_id}/approval"
+            while asked not in [wait.step for wait in (await other.get(turn.run_id)).waits]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            if decision == "reject":
+                driving.cancel()
+                await asyncio.wait([driving])
+            await other.decide(turn.run_id, f"t/{call_id}", decision=decision, actor="ada")  # type: ignore[arg-type]
+            if decision == "approve":
+                assert await driving == ["success", "failed"]
+            assert await other.runs(status="blocked") == []
+    assert drawn == ["circle"]
 
 
 async def test_a_call_that_waits_with_its_run_is_woken_by_the_decision(tmp_path: Path) -> None:
