@@ -39,6 +39,7 @@ from ditto.errors import (
     RunCancelledError,
     RunConflictError,
     RunNotFoundError,
+    RunPausedError,
     SandboxDenied,
     StepError,
     StepTimeoutError,
@@ -63,7 +64,7 @@ from ditto.sandbox import Sandbox
 from ditto.tool import Tool
 from ditto.turn import ModelRequest, ReceiptEvent, ReceiptSink, Turn, TurnContext, TurnFunction
 from ditto.waits import OpenWait, Waiting, WaitKind
-from ditto.worker import Action, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
+from ditto.worker import Action, Approval, NodeHandler, Outcome, StepContext, Worker, WorkerSetup
 
 if TYPE_CHECKING:
     from ditto.runtime import Runtime, create_ditto
@@ -74,6 +75,7 @@ __all__ = [
     "Absent",
     "Action",
     "Checked",
+    "Approval",
     "Committed",
     "Config",
     "ConfigError",
@@ -130,6 +132,7 @@ __all__ = [
     "RunConflictError",
     "RunInfo",
     "RunNotFoundError",
+    "RunPausedError",
     "RunSummary",
     "Runtime",
     "Sample",

@@ -18,6 +18,7 @@
     ├── RunBusyError                another live runtime drives the run
     ├── RunBlockedError             the code changed under the run, or is missing
     ├── RunCancelledError           the run was cancelled for good
+    ├── RunPausedError              somebody paused the run; it stays so until it is resumed
     ├── UnknownOutcomeError         a step was attempted and its outcome is not known
     ├── ReplayMismatchError         a Flow asked for something other than what is recorded
     └── StepError                   a step failed
@@ -175,6 +176,12 @@ class RunCancelledError(DittoError):
     """The run was cancelled for good by `runtime.cancel`."""
 
     default_code = "run.cancelled"
+
+
+class RunPausedError(DittoError):
+    """The run is paused: by `runtime.pause` while it was driven, or before. `runtime.resume` goes on with it."""
+
+    default_code = "run.paused"
 
 
 class UnknownOutcomeError(DittoError):

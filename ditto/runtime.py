@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,10 @@ import uuid_utils
 from ditto.clock import Clock, to_datetime
 from ditto.config import Config
 from ditto.engine import opening
+from ditto.engine.approving import BELOW
 from ditto.engine.certifying import certify_approval, certify_resolution
 from ditto.engine.checking import Checker
-from ditto.engine.drive import Drive
+from ditto.engine.drive import Drive, closing_error
 from ditto.engine.executor import Engine, GraphResult, run_graph
 from ditto.engine.flows import run_flow
 from ditto.engine.listening import Place, listen
@@ -50,6 +51,7 @@ from ditto.errors import (
     RunBusyError,
     RunCancelledError,
     RunNotFoundError,
+    RunPausedError,
     StepError,
     StoreClosedError,
     StoreError,
@@ -64,8 +66,8 @@ from ditto.sandbox import Sandbox
 from ditto.secrets import LogFilter, Redactor
 from ditto.store import queries, transitions
 from ditto.store.connection import Location
-from ditto.store.records import COMPLETED, INTERRUPTED, Event, RunEnd, RunRow, Seen, StepRow
-from ditto.store.schema import CLOSED, REOPENABLE, SCHEMA_VERSION, SETTLED, RunStatus, StepState
+from ditto.store.records import COMPLETED, INTERRUPTED, PAUSED, Event, RunEnd, RunRow, Seen, StepRow
+from ditto.store.schema import CLOSED, PAUSING, REOPENABLE, SCHEMA_VERSION, SETTLED, RunStatus, StepState
 from ditto.store.store import Store
 from ditto.turn import ReceiptSink, Turn, TurnFunction
 from ditto.waits import ON_WAIT, OnWait, Waiting, check_timeout
@@ -259,9 +261,10 @@ class Runtime:
 
         Raises StepError (a step failed), UnknownOutcomeError, RunConflictError (the id belongs to another workflow
         or input), RunBusyError (another live runtime drives it), RunBlockedError (the code changed),
-        ReplayMismatchError (a Flow asks for something other than what is recorded), LimitExceededError (a Loop hit
-        `max_iterations`: what was found is kept, and a later call with a higher one goes on), StoreError,
-        DefinitionError, InvalidValueError. A cancelled caller gets its cancellation; the run can be resumed.
+        RunPausedError (somebody paused it, before or now: `resume` goes on with it), ReplayMismatchError (a Flow
+        asks for something other than what is recorded), LimitExceededError (a Loop hit `max_iterations`: what was
+        found is kept, and a later call with a higher one goes on), StoreError, DefinitionError, InvalidValueError. A
+        cancelled caller gets its cancellation; the run can be resumed.
         """
         if isinstance(workflow, Loop):
             self._check_iterations(workflow)
@@ -325,12 +328,12 @@ class Runtime:
         return await replay_turn(turn, function, opened.engine.router, opened.store, run.id)
 
     async def resume(self, run_id: str, *, on_wait: OnWait = "block", timeout_s: float | None = None) -> Any:
-        """Take a run up by its id alone, with its recorded input: open, failed and exhausted runs go on.
+        """Take a run up by its id alone, with its recorded input: open, paused, failed and exhausted runs go on.
 
         A reopened run has the deadline that `timeout_s` gives it, or none; an open one keeps its own, if it has one.
 
         Its workflow must be among `create_ditto(workflows=…)`. Returns and raises as `run` and `loop` do, and
-        RunNotFoundError; RunBlockedError if the workflow is not registered.
+        RunNotFoundError; RunBlockedError if the workflow is not registered; RunPausedError if it is paused again.
         """
         opened = await self._ready()
         run = await self._find(opened, run_id)
@@ -342,7 +345,8 @@ class Runtime:
             )
         stored = await opened.store.read(queries.load_value, run.input)
         assert stored is not None
-        return await self._drive(workflow, stored.decode(), run_id, "reopen", None, on_wait, timeout_s)
+        resumes = run.fence if run.status is RunStatus.PAUSED else None
+        return await self._drive(workflow, stored.decode(), run_id, "reopen", None, on_wait, timeout_s, resumes=resumes)
 
     async def recover(self) -> tuple[Recovered, ...]:
         """Take up, once, every run of a registered workflow that nobody drives: its owner died, or let go of it.
@@ -394,13 +398,14 @@ class Runtime:
 
     async def runs(self, *, status: str | None = None, limit: int = 50) -> list[RunSummary]:
         """The newest generation of each run, newest first: at most `limit`, with this status if one is given."""
-        if status is not None and status not in list(RunStatus):
-            raise DefinitionError(f"status {status!r}: use one of {', '.join(RunStatus)}")
+        if status is not None and status not in (*RunStatus, PAUSING):
+            raise DefinitionError(f"status {status!r}: use one of {', '.join((*RunStatus, PAUSING))}")
         opened = await self._ready()
         found: list[RunSummary] = []
         before = MAX_ROW_ID
         # A run of a dead owner still says `running` in its row, and counts as interrupted.
-        wanted = RunStatus.RUNNING.value if status == RunStatus.INTERRUPTED else status
+        shown = {RunStatus.INTERRUPTED.value: RunStatus.RUNNING.value, PAUSING: RunStatus.PAUSED.value}
+        wanted = status if status is None else shown.get(status, status)
         for recorded in dict.fromkeys((status, wanted)):
             page = await opened.store.read(queries.list_runs, recorded, before, limit)
             found += [_summary(run, self._live_status(opened, run)) for run in page]
@@ -431,8 +436,8 @@ class Runtime:
             alive = owner is not None and opened.owner.is_alive(owner)
             if alive and owner is not None:
                 owners.add(owner)
-            shown = RunStatus.INTERRUPTED.value if status == RunStatus.RUNNING and not alive else status
-            counts[shown] = counts.get(shown, 0) + count
+            live = _live_status(status, driven=alive)
+            counts[live] = counts.get(live, 0) + count
         lost = await opened.store.read(queries.list_lost, LOST_SHOWN)
         wal = path.with_name(path.name + "-wal")
         return Health(
@@ -454,15 +459,15 @@ class Runtime:
         rows = await opened.store.read(queries.list_steps, run.id)
         state = await opened.store.read(queries.load_state, run.state)
         status = self._live_status(opened, run)
-        if status is RunStatus.INTERRUPTED and any(is_lost(row) for row in rows):
-            status = RunStatus.UNKNOWN
+        if status == RunStatus.INTERRUPTED and any(is_lost(row) for row in rows):
+            status = RunStatus.UNKNOWN.value
         return RunInfo(
             run_id=run.run_id,
             generation=run.generation,
             kind=run.kind,
             workflow=run.workflow,
             version=run.version,
-            status=status.value,
+            status=status,
             iteration=run.iteration,
             state=None if state is None else state.plain(),
             error=None if run.error is None else ErrorRecord.from_text(run.error).to_error(run.run_id),
@@ -534,7 +539,7 @@ class Runtime:
                 break
             await opened.engine.changed.after(changed)  # it is about to be driven here
         run = run or await self._find(opened, run_id)
-        is_driven: Callable[[RunRow], bool] = lambda row: self._live_status(opened, row) is RunStatus.RUNNING  # noqa: E731
+        is_driven = partial(self._is_driven, opened)
         async with aclosing(listen(opened.store, opened.engine, run, place, is_driven)) as heard:
             async for told in heard:
                 yield told
@@ -576,8 +581,7 @@ class Runtime:
         if row is None or not is_lost(row) or (attempt is not None and attempt != row.attempt):
             found = "has no record" if row is None else f"is {row.state} at attempt {row.attempt}"
             raise DefinitionError(f"run {run_id}: step {step} {found}; only an unknown outcome can be resolved")
-        alive = run.owner is not None and opened.owner.is_alive(run.owner)
-        if row.state is StepState.ADMITTED and alive and (run.owner != opened.owner.id or run_id in opened.active):
+        if row.state is StepState.ADMITTED and self._is_driven(opened, run):
             raise RunBusyError(f"run {run_id}: step {step} is being attempted right now; wait for it", run_id=run_id)
         resolution = decide_resolution(decision, row, opened.store.encode, opened.store.redact)
         receipt = None
@@ -605,7 +609,8 @@ class Runtime:
         told = opened.store.redact(actor)
         stored = opened.store.encode(body, f"the body of signal {name}")
         sent: bool = await opened.store.commit(
-            lambda tx: transitions.send_signal(tx, run.id, name, signal_id, stored, told)
+            lambda tx: transitions.send_signal(tx, run.id, name, signal_id, stored, told),
+            points=[f"{run.workflow}:signalled"],
         )
         self._wake(opened, run.id)
         return sent
@@ -622,6 +627,7 @@ class Runtime:
     ) -> None:
         """Record the one decision on an open approval, addressed by its step, or by nothing while only one is open.
 
+        The question of a step that asks before it is attempted has the path `<step>/approval`; `<step>` will do.
         `digest`, from the OpenWait that was shown, refuses the decision if something else is shown by now. `actor` is
         recorded, not verified. Exactly one decision is kept; who comes later is told which. Raises RunNotFoundError,
         DefinitionError for no or several questions, TransitionRefusedError if it was decided, or shown differently.
@@ -635,12 +641,7 @@ class Runtime:
         question = find_question(run_id, step, await opened.store.read(queries.list_steps, run.id))
         shown = open_wait(run_id, question)
         if digest is not None and digest != shown.digest:
-            raise TransitionRefusedError(
-                "decide",
-                f"step {question.path} shows something else by now; look again",
-                run_id=run_id,
-                step=question.path,
-            )
+            raise self._shows_else(run_id, question.path)
         made = {
             "decision": decision,
             "actor": opened.store.redact(actor),
@@ -656,12 +657,20 @@ class Runtime:
             receipt = certify_approval(run, question, made, output)
         try:
             await opened.store.commit(
-                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event, receipt)
+                lambda tx: transitions.settle_wait(tx, run.id, question.path, question.attempt, output, event, receipt),
+                points=[f"{run.workflow}/{question.path}:completed"],
             )
         except TransitionRefusedError:
-            find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
+            now = find_question(run_id, question.path, await opened.store.read(queries.list_steps, run.id))
+            if now.attempt != question.attempt:
+                raise self._shows_else(run_id, question.path) from None
             raise
         self._wake(opened, run.id)
+
+    @staticmethod
+    def _shows_else(run_id: str, step: str) -> TransitionRefusedError:
+        told = f"step {step} shows something else by now; look again"
+        return TransitionRefusedError("decide", told, run_id=run_id, step=step)
 
     @staticmethod
     def _wake(opened: _Open, run: int) -> None:
@@ -682,6 +691,47 @@ class Runtime:
         await opened.store.commit(lambda tx: transitions.cancel_run(tx, run.id, Event("run_cancelled", body=body)))
         if (drive := opened.engine.drives.get(run.id)) is not None:
             drive.stop(RunCancelledError(f"run {run_id} was cancelled", run_id=run_id))
+
+    async def pause(self, run_id: str, actor: str = "", reason: str = "") -> None:
+        """Pause an open run, whoever drives it: it is drained, and stays `paused` until `resume` or `cancel`.
+
+        From now on no write, model call or local step of it begins, and a moment later, when its owner has noticed,
+        nothing else. What is under way ends and is recorded; until then the run is shown as `pausing`. Signals and
+        decisions are kept meanwhile. Who drives it gets RunPausedError, unless the run came to its end all the same. A
+        child run under way is driven to its end or its next wait: it has an id of its own. Pausing twice changes
+        nothing. `actor` and `reason` are recorded, not verified. Raises RunNotFoundError, and TransitionRefusedError
+        if the run is closed.
+        """
+        opened = await self._ready()
+        body = {"actor": opened.store.redact(actor), "reason": opened.store.redact(reason)}
+        while (run := await self._find(opened, run_id)).status is not RunStatus.PAUSED:
+            if run.status in CLOSED:
+                told = f"run {run_id} is {run.status}; only an open run can be paused"
+                raise TransitionRefusedError("pause_run", told, run_id=run_id)
+            driven = self._is_driven(opened, run)
+            pause = partial(transitions.pause_run, seen=run, event=Event("run_paused", body=body), driven=driven)
+            with suppress(TransitionRefusedError):  # somebody moved it meanwhile: look again
+                await opened.store.commit(pause, points=[f"{run.workflow}:{PAUSING if driven else RunStatus.PAUSED}"])
+                break
+        if (drive := opened.engine.drives.get(run.id)) is not None:
+            drive.pause()
+
+    async def unpause(self, run_id: str, actor: str = "", reason: str = "") -> None:
+        """End a pause without driving the run: it is interrupted, for `serve`, or for the next call, to take up.
+
+        `actor` and `reason` are recorded, not verified. Raises RunNotFoundError, RunBusyError while the run is still
+        being drained, and TransitionRefusedError if it is not paused.
+        """
+        opened = await self._ready()
+        run = await self._find(opened, run_id)
+        if run.status is not RunStatus.PAUSED:
+            raise TransitionRefusedError("unpause_run", f"run {run_id} is {run.status}, not paused", run_id=run_id)
+        if self._is_driven(opened, run):
+            raise RunBusyError(f"run {run_id} is still being drained; wait for it", run_id=run_id, retryable=True)
+        body = {"actor": opened.store.redact(actor), "reason": opened.store.redact(reason)}
+        unpause = partial(transitions.unpause_run, seen=run, event=Event("run_unpaused", body=body))
+        await opened.store.commit(unpause, points=[f"{run.workflow}:unpaused"])
+        self._wake(opened, run.id)
 
     @property
     def commits(self) -> int:
@@ -713,6 +763,8 @@ class Runtime:
         concurrency: int | None,
         on_wait: OnWait,
         timeout_s: float | None = None,
+        *,
+        resumes: int | None = None,
         parent: Drive | None = None,
     ) -> Any:
         run_id = opening.check_run_id(id)
@@ -737,7 +789,7 @@ class Runtime:
         if run_id is not None:
             opened.active[run_id] = released
         try:
-            request = Request(run_id, workflow, stored, on_finished, timeout_s)
+            request = Request(run_id, workflow, stored, on_finished, timeout_s, resumes=resumes)
             if parent is not None:
                 again = parent.run.status in REOPENABLE
                 request = replace(request, latest_at=parent.run.deadline_at, reopens_timed_out=again)
@@ -747,7 +799,7 @@ class Runtime:
                 opened.active[run_id] = released
             if isinstance(run, Closed):
                 return await self._saved(opened, workflow, run.run)
-            run.drive.blocks = on_wait == "block"
+            run.drive.may_block, run.drive.parent = on_wait == "block", parent
             run.drive.carries = not isinstance(workflow, Graph) and workflow.carries
             return await self._drive_opened(
                 opened, run, workflow, stored, concurrency or self.config.runtime.concurrency
@@ -773,6 +825,10 @@ class Runtime:
         end, ended, iterations = COMPLETED, False, 0
         opened.engine.begin(drive)
         opened.store.watch(partial(self._notice_outsiders, opened))
+        if drive.parent is not None:
+            drive.parent.wakes.add(drive.wake)
+        if opened.engine.closing:
+            drive.drain(closing_error())
         try:
             if isinstance(workflow, Graph):
                 ran = await run_graph(
@@ -810,12 +866,19 @@ class Runtime:
             raise stopped from None
         finally:
             opened.engine.end(drive)
+            if drive.parent is not None:
+                drive.parent.wakes.discard(drive.wake)
             if not opened.engine.drives and opened.serving is None:
                 opened.store.watch(None)
             drive.forget_held()
+        let_go = None if end.status in CLOSED else drive.ending
+        if isinstance(let_go, RunPausedError):
+            raise let_go
         if trouble:
             raise trouble.to_error(drive.run)
         if trouble.waits:
+            if drive.may_block and (reason := let_go or trouble.child_paused) is not None:
+                raise reason
             return Waiting(drive.run.run_id, tuple(open_wait(drive.run.run_id, row) for row in trouble.waits.values()))
         if end.status is RunStatus.EXHAUSTED:
             raise exhausted(drive.run.run_id, workflow.name, iterations)
@@ -842,11 +905,13 @@ class Runtime:
             opened.looking = asyncio.create_task(self._look_for_lost_runs(opened), name="ditto-outsiders")
 
     async def _look_for_lost_runs(self, opened: _Open) -> None:
-        """Stop driving what was cancelled, or taken over."""
+        """Stop driving what was cancelled, or taken over; drain what was paused."""
         try:
             driven = dict(opened.engine.drives)
-            owned = await opened.store.read(queries.list_owned, opened.owner.id)
+            owned = await opened.store.read(queries.list_owned, opened.owner.id, list(driven))
             for key, drive in driven.items():
+                if owned.get(key) == RunStatus.PAUSED:
+                    drive.pause()
                 if key not in owned and opened.engine.drives.get(key) is drive:
                     refused = TransitionRefusedError("drive", "the run is not ours any more", run_id=drive.run.run_id)
                     reason = await drive.explain(refused)
@@ -859,6 +924,8 @@ class Runtime:
     async def _stop_driving(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
         """Something came between: nobody drives the run any more. Returns what is to be raised."""
         with anyio.CancelScope(shield=True):
+            if error is drive.ending and drive.stopped is not None:
+                error = drive.stopped
             refused = error if isinstance(error, TransitionRefusedError) else error.__cause__
             if isinstance(refused, TransitionRefusedError):
                 reason = await drive.explain(refused)
@@ -867,21 +934,31 @@ class Runtime:
             if isinstance(error, RunBusyError | RunCancelledError):
                 await drive.tell_lost()
             elif not drive.ended:
-                await self._let_go(drive, trouble, error)
+                error = await self._let_go(drive, trouble, error)
         if isinstance(error, DittoError) and error.run_id is None:
             error.run_id = drive.run.run_id
         return error
 
-    async def _let_go(self, drive: Drive, trouble: Trouble, error: BaseException) -> None:
-        """Leave the run so that it can be resumed; the first error waits for what is unknown to be settled."""
+    async def _let_go(self, drive: Drive, trouble: Trouble, error: BaseException) -> BaseException:
+        """Leave the run so that it can be resumed; the first error waits for what is unknown to be settled.
+
+        Returns what is to be raised.
+        """
         trouble.note_lost(drive.rows)
-        end = trouble.end() if trouble.unknown else INTERRUPTED
+        end = PAUSED if isinstance(error, RunPausedError) else INTERRUPTED
+        if trouble.unknown:
+            end = trouble.end()
         if isinstance(error, ReplayMismatchError | RunBlockedError):
-            end = RunEnd(RunStatus.BLOCKED, event=Event("run_blocked", body={"reason": error.message}))
+            differences = list(error.differences) if isinstance(error, RunBlockedError) else []
+            told = {"differences": differences} if differences else {"reason": error.message}
+            end = RunEnd(RunStatus.BLOCKED, event=Event("run_blocked", body=told))
         try:
             await drive.release(end)
         except DittoError as failed:
+            if error is drive.ending and isinstance(failed, TransitionRefusedError):
+                return await drive.explain(failed)  # cancelled while it was drained
             logger.warning("run %s was not released: %s", drive.run.run_id, failed)
+        return error
 
     async def _saved(self, opened: _Open, workflow: Graph | Loop | Flow, run: RunRow) -> Any:
         """What a closed run came to, as its first caller got it."""
@@ -891,17 +968,21 @@ class Runtime:
             return None if state is None else state.plain()
         assert isinstance(workflow, Graph)
         rows = await opened.store.read(queries.list_steps, run.id)
-        return GraphResult({row.path: row.output for row in rows if row.state in SETTLED}, True).decode(workflow)
+        settled = {row.path: row.output for row in rows if row.state in SETTLED and not row.path.endswith(BELOW)}
+        return GraphResult(settled, True).decode(workflow)
 
     @staticmethod
-    def _live_status(opened: _Open, run: RunRow) -> RunStatus:
+    def _is_driven(opened: _Open, run: RunRow) -> bool:
+        """Whether a live runtime, this one or another, has the run."""
+        if run.owner is None:
+            return False
+        return run.run_id in opened.active if run.owner == opened.owner.id else opened.owner.is_alive(run.owner)
+
+    def _live_status(self, opened: _Open, run: RunRow) -> str:
         """A run's status, with a dead owner seen for what it is."""
-        if run.status is not RunStatus.RUNNING:
-            return run.status
-        if run.owner == opened.owner.id:
-            return RunStatus.RUNNING if run.run_id in opened.active else RunStatus.INTERRUPTED
-        alive = run.owner is not None and opened.owner.is_alive(run.owner)
-        return RunStatus.RUNNING if alive else RunStatus.INTERRUPTED
+        if run.status not in (RunStatus.RUNNING, RunStatus.PAUSED):
+            return run.status.value
+        return _live_status(run.status, driven=self._is_driven(opened, run))
 
     async def _find(self, opened: _Open, run_id: str) -> RunRow:
         run = await opened.store.read(queries.get_run, run_id)
@@ -966,13 +1047,24 @@ def _by_name(workflows: Iterable[Graph | Loop | Flow]) -> dict[tuple[str, str], 
     return named
 
 
-def _summary(run: RunRow, status: RunStatus) -> RunSummary:
+def _live_status(status: str, *, driven: bool) -> str:
+    """The status that is shown, when it is known whether a live runtime has the run."""
+    match status:
+        case RunStatus.RUNNING if not driven:
+            return RunStatus.INTERRUPTED.value
+        case RunStatus.PAUSED if driven:
+            return PAUSING
+        case _:
+            return str(status)
+
+
+def _summary(run: RunRow, status: str) -> RunSummary:
     return RunSummary(
         run_id=run.run_id,
         generation=run.generation,
         kind=run.kind,
         workflow=run.workflow,
-        status=status.value,
+        status=status,
         created_at=to_datetime(run.created_at),
         updated_at=to_datetime(run.updated_at),
     )

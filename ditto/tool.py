@@ -15,6 +15,7 @@ from ditto.contracts.contract import refuse_secrets
 from ditto.effects import EffectClass, EffectDeclaration, check_effect
 from ditto.errors import DefinitionError
 from ditto.signatures import require_sync, takes_context
+from ditto.waits import check_seconds
 from ditto.worker import Record
 
 Schema: TypeAlias = "type[BaseModel] | dict[str, Json]"
@@ -37,6 +38,9 @@ class Tool:
     - `record(connection, outcome)`: a plain function, run in the transaction that commits the outcome.
     - `database`: for `local` tools, the file they belong to; a runtime on another store refuses them at start.
     - `timeout_s`: the tool's own deadline.
+    - `requires_approval`: True, or a pure function from the arguments to a bool: the call waits for a person's yes to
+      exactly these arguments. Rejected, or without a decision for `approval_expires_s`, it is not made, and the result
+      is `failed` with the code `approval.rejected` or `approval.expired`.
 
     A handler says that nothing happened by EffectNotMade, that the other side refused for good by EffectRejected,
     and reports a classified failure by ToolError. Anything else that a `write` handler raises leaves the outcome
@@ -56,6 +60,8 @@ class Tool:
     database: Path | None = None
     timeout_s: float | None = None
     description: str = ""
+    requires_approval: bool | Callable[[Any], bool] = False
+    approval_expires_s: float | None = None
 
     def __post_init__(self) -> None:
         owner = f"tool {self.name}"
@@ -70,6 +76,12 @@ class Tool:
         takes_context(self.handler, owner=owner)
         require_sync(self.key, owner=owner, role="key")
         require_sync(self.record, owner=owner, role="record")
+        if not isinstance(self.requires_approval, bool):
+            if not callable(self.requires_approval):
+                raise DefinitionError(f"{owner}: requires_approval must be a bool or a function to one")
+            require_sync(self.requires_approval, owner=owner, role="requires_approval")
+        if self.approval_expires_s is not None:
+            check_seconds(self.approval_expires_s, owner=f"{owner}: approval_expires_s")
         if self.absence_grace_s < 0:
             raise DefinitionError(f"{owner}: absence_grace_s must not be negative")
         if self.timeout_s is not None and self.timeout_s <= 0:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from ditto.contracts import NODE_TYPES, RESERVED_FAMILIES
 from ditto.contracts.contract import refuse_secrets
 from ditto.effects import EffectClass, EffectDeclaration, check_effect, effect_of
-from ditto.errors import DefinitionError
+from ditto.errors import DefinitionError, EffectRejected
 from ditto.pieces import TextKind
 from ditto.signatures import is_async, require_sync, takes_context
 
@@ -90,6 +90,23 @@ Record: TypeAlias = "Callable[[Connection, Outcome], None]"
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """A person's yes, which an Action needs before it is attempted.
+
+    The step asks at the path `<step>/approval` and waits. What is attempted is what was shown, or nothing.
+    """
+
+    name: str
+    """What is asked for, in a word: a tool's name. An answer is never taken for another name."""
+    shown: Callable[[], Any]
+    """What the decision is about, as JSON data; made anew whenever it is compared with what was approved."""
+    expires_s: float | None = None
+    """Without a decision for so long it is as good as a no."""
+    denied: Callable[[EffectRejected], Any | None] = lambda error: None
+    """Turns a no (code `approval.rejected`, `approval.expired`) into a value; None leaves it an error of the step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """One call, ready to be made: what it does to the world, how it is made, and how it is found again."""
 
@@ -121,6 +138,8 @@ class Action:
     """Turns a definite failure into a value; None leaves it an error of the step."""
     output: type[BaseModel] | None = None
     """The contract that the value must fulfil."""
+    approval: Approval | None = None
+    """The yes that it needs, in whichever class it is."""
 
 
 Plan: TypeAlias = Callable[[Any], Action]

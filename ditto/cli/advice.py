@@ -12,6 +12,8 @@ _APP = "--app module:factory"
 
 def next_command(run: RunInfo) -> str | None:
     """What a person does next with this run, as one line; None if there is nothing to do."""
+    if run.kind == "turn" and run.status == "paused":
+        return f"runtime.unpause({run.run_id!r}), then ask its agent again for this turn"
     if run.kind == "turn" and run.status in ("interrupted", "failed", "blocked"):
         return "ask its agent again for this turn"
     lost = [step for step in run.steps if step.state in ("unknown", "admitted")]
@@ -21,7 +23,7 @@ def next_command(run: RunInfo) -> str | None:
             return "run it again to ask the look-up once more, or: " + _command(
                 "resolve", run.run_id, lost[0].path, options=f"{way} --actor … --reason …"
             )
-        case "interrupted":
+        case "interrupted" | "paused":
             return _command("resume", run.run_id, options=_APP)
         case "failed" | "exhausted":
             return _command("retry", run.run_id, options=_APP)

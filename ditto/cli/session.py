@@ -33,6 +33,7 @@ from ditto.errors import (
     RunCancelledError,
     RunConflictError,
     RunNotFoundError,
+    RunPausedError,
     StoreBusyError,
     StoreClosedError,
     StoreForeignError,
@@ -64,6 +65,7 @@ _EXIT_CODES: Final[tuple[tuple[type[DittoError], int], ...]] = (
     (RunBlockedError, REVIEW),
     (ReplayMismatchError, REVIEW),
     (RunBusyError, LATER),
+    (RunPausedError, LATER),
     (StoreBusyError, LATER),
     (StoreClosedError, LATER),
 )

@@ -1,13 +1,14 @@
 """Changed code: whether the recorded steps of a run still fit the Graph that wants to go on from them.
 
 They fit if each one that completed, waits, or is in doubt still exists with the same type, dependencies and version.
-Nodes that have not run may be changed, added or removed.
+Nodes that have not run may be changed, added or removed. What a step asked before it ran goes with its node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ditto.engine.approving import BELOW, owner_missing
 from ditto.graph import Graph
 from ditto.store.records import StepRow
 from ditto.store.schema import SETTLED, StepState
@@ -24,6 +25,10 @@ def list_differences(graph: Graph, rows: Mapping[str, StepRow], prefix: str = ""
         if row.state not in _KEPT or not path.startswith(prefix):
             continue
         name = path[len(prefix) :]
+        if (owner := name.removesuffix(BELOW)) != name:
+            if owner not in graph.nodes and prefix + owner not in rows:
+                differences.append(owner_missing(row, prefix + owner, f"the graph has no node {owner}"))
+            continue
         node = graph.nodes.get(name)
         if node is None:
             differences.append(f"step {path} is recorded as {row.state}, and the graph has no node {name}")

@@ -33,6 +33,7 @@ from ditto.errors import (
     DittoError,
     RunBusyError,
     RunCancelledError,
+    RunPausedError,
     StepError,
     StoreClosedError,
     StoreError,
@@ -43,7 +44,7 @@ from ditto.store import queries, transitions
 from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
-from ditto.store.transitions import Transaction
+from ditto.store.transitions import PausedFirstError, Transaction
 from ditto.store.values import Growing, State, Stored
 from ditto.worker import Action, as_data
 
@@ -91,8 +92,13 @@ class Drive:
         self.deadline = RunDeadline(run, self.timers, self.halted)
         self.resumed = resumed
         """The run was there before: it may have rows that are not in `rows` yet."""
-        self.blocks = True
-        """A wait is waited for here; else the run is let go of while it lasts."""
+        self.ending: DittoError | None = None
+        """Why the run is let go of before its end: it was paused, or the runtime closes. What is under way is drained
+        and recorded, and nothing further is started."""
+        self.may_block = True
+        """The caller wants to wait for what the run waits for."""
+        self.parent: Drive | None = None
+        """The drive of the Flow that started this run, and waits for it."""
         self.wakes: set[Callable[[], None]] = set()
         """Called when a wait may be over."""
         self.carries = False
@@ -109,6 +115,24 @@ class Drive:
         self._last: Durable | None = None
         self._told: list[Durable] = []
         """What was kept as late."""
+        self._was_paused = False
+        """A transaction of ours has found the run paused. Set in the committer's thread."""
+
+    @property
+    def blocks(self) -> bool:
+        """A wait is waited for here; else the run is let go of while it lasts."""
+        return self.may_block and self.ending is None and (self.parent is None or self.parent.blocks)
+
+    def drain(self, reason: DittoError) -> None:
+        """Start nothing further, and let go of the run when what is under way is recorded. The first reason is kept."""
+        if self.ending is None:
+            self.ending = reason
+            self.halted.set()
+            self.wake()
+
+    def pause(self) -> None:
+        """Somebody paused the run."""
+        self.drain(paused_error(self.run))
 
     def stop(self, reason: DittoError) -> None:
         """Write nothing more of this run, and start no further attempt. The first reason is kept."""
@@ -200,6 +224,10 @@ class Drive:
         """Make an outcome or an admission durable."""
         await self._commit([self._write_step(row, event, seen)], [row], end)
 
+    async def admit(self, row: StepRow, event: Event, *, seen: Seen | None) -> None:
+        """Make an admission durable. Raises `ending` if the run was paused first: nothing is admitted then."""
+        await self._commit([self._write_step(row, event, seen, begins=True)], [row])
+
     async def record_with(
         self, row: StepRow, event: Event, part: CommitPart, *, seen: Seen | None, end: RunEnd | None
     ) -> None:
@@ -215,7 +243,10 @@ class Drive:
         await self._commit([self._write_step(row, event, seen), _users(run_part)], [row], end, alone=True)
 
     async def run_local(self, path: str, handler: LocalHandler, *, seen: Seen | None, end: RunEnd | None) -> StepRow:
-        """Run a `local` handler in the transaction that commits its step. What it raises undoes all of it."""
+        """Run a `local` handler in the transaction that commits its step. What it raises undoes all of it.
+
+        Raises `ending` as `admit` does.
+        """
         written: list[StepRow] = []
         events: list[Event] = []
 
@@ -227,18 +258,23 @@ class Drive:
         def write(tx: Transaction) -> None:
             self._write_step(written[0], events[0], seen)(tx)
 
-        guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), ())  # noqa: E731
-        await self._commit([guard, _users(run_handler), write], written, end, alone=True, path=path)
+        guard: Transition = lambda tx: transitions.record_steps(tx, self.fence, (), (), begins=True)  # noqa: E731
+        await self._commit([guard, _users(run_handler), write], written, end, alone=True, point=f"{path}:completed")
         return written[0]
 
-    async def begin_wait(self, row: StepRow, signal: str | None, event: Event) -> StepRow:
-        """A step begins to wait, unless its signal is there already. Returns the row as it stands then."""
+    async def begin_wait(self, row: StepRow, signal: str | None, event: Event, *, seen: Seen | None = None) -> StepRow:
+        """A step begins to wait, unless its signal is there already. Returns the row as it stands then.
+
+        Raises `ending` as `admit` does.
+        """
         written: list[StepRow] = []
 
         def begin(tx: Transaction) -> None:
-            written[:] = [transitions.begin_wait(tx, self.fence, row, signal, event)]
+            if seen is not None:
+                transitions.move_step(tx, self.fence, row, seen, (event,), begins=True)
+            written[:] = [row] if seen else [transitions.begin_wait(tx, self.fence, row, signal, event)]
 
-        await self._commit([begin], written, path=row.path)
+        await self._commit([begin], written, point=f"{row.path}:waiting")
         return written[0]
 
     async def end_wait(self, row: StepRow, output: Stored, event: Event) -> None:
@@ -354,11 +390,11 @@ class Drive:
         end: RunEnd | None = None,
         *,
         alone: bool = False,
-        path: str | None = None,
+        point: str | None = None,
     ) -> None:
         """Commit, with all that is held. Once it is on disk, `rows` are how those steps stand, cancelled or not."""
         self._check_stopped()
-        points = [self._point(row) for row in rows] if path is None else [f"{self.fence.workflow}/{path}:completed"]
+        points = [self._point(row) for row in rows] if point is None else [f"{self.fence.workflow}/{point}"]
         taken, kept = self._take_held(), None
         held = self._unit_of(taken)
         if held is not None and alone:
@@ -368,6 +404,7 @@ class Drive:
         if end is not None:
             writes = [*writes, lambda tx: transitions.release_run(tx, self.fence, end)]
             points = [*points, f"{self.fence.workflow}:{end.status}"]
+        writes = [*writes, self._look]
         waiter = self._last = self.store.commit(*writes, points=points, alone=alone, kept=kept, after=self._last)
         try:
             await waiter
@@ -378,6 +415,11 @@ class Drive:
             if waiter.done() and isinstance(outcome := waiter.exception(), UsersError):
                 raise cancelled from outcome.error
             raise
+        except PausedFirstError:
+            # What was taken along stands: it came before what would have begun.
+            self.pause()
+            assert self.ending is not None
+            raise self.ending from None
         except TransitionRefusedError as refused:
             if (moved := self._lose_carried(taken, refused)) is not None:
                 raise moved from refused
@@ -396,8 +438,18 @@ class Drive:
             self.rows.update((row.path, row) for row in rows)
             self.ended = self.ended or end is not None
             self.live.note_commit()
+            self._notice()
         elif not isinstance(error, UsersError | TransitionRefusedError):
             self.stop(_as_store_error(error))
+
+    def _look(self, tx: Transaction) -> None:
+        """See whether the run is paused, where its row was read anyway. In the committer's thread."""
+        self._was_paused = self._was_paused or self.fence.run in tx.paused
+
+    def _notice(self) -> None:
+        """What a transaction has seen, on the event loop's thread."""
+        if self._was_paused:
+            self.pause()
 
     def _schedule(self, within_s: float = HELD_S) -> None:
         loop = asyncio.get_running_loop()
@@ -428,6 +480,7 @@ class Drive:
             self.stop(_as_store_error(error))
         else:
             self.live.note_commit()
+            self._notice()
 
     def _lose_carried(self, held: _Held | None, refused: TransitionRefusedError) -> StepError | None:
         """Outcomes on their way to the disk were refused: they are kept as late. None: the fault is not theirs alone.
@@ -478,13 +531,14 @@ class Drive:
                     tx, self.fence, held.rows, held.events, tuple(held.loops.values()), held.calls
                 )
             )
+        writes.append(self._look)
         rows = [*(row for row, _, _ in held.moves), *held.rows]
         return Unit(writes, tuple(self._point(row) for row in rows), after=self._last)
 
-    def _write_step(self, row: StepRow, event: Event, seen: Seen | None) -> Transition:
+    def _write_step(self, row: StepRow, event: Event, seen: Seen | None, *, begins: bool = False) -> Transition:
         if seen is None:
-            return lambda tx: transitions.record_steps(tx, self.fence, (row,), (event,))
-        return lambda tx: transitions.move_step(tx, self.fence, row, seen, (event,))
+            return lambda tx: transitions.record_steps(tx, self.fence, (row,), (event,), begins=begins)
+        return lambda tx: transitions.move_step(tx, self.fence, row, seen, (event,), begins=begins)
 
     def _point(self, row: StepRow) -> str:
         return f"{self.fence.workflow}/{row.path}:{row.state}"
@@ -528,6 +582,19 @@ def _begins_with(values: list[Any], items: Items) -> bool:
     """Whether the values begin with these, to the type: 1, 1.0 and True are equal, and not the same."""
     begun = values[: len(items)]
     return begun == items and repr(begun) == repr(items[:])
+
+
+def paused_error(run: RunRow) -> RunPausedError:
+    """The error of a call for a run that is paused."""
+    way = f"go on with it by: ditto resume {run.run_id}"
+    if run.kind == "turn":
+        way = f"runtime.unpause({run.run_id!r}) ends that; then ask its agent again for this turn"
+    return RunPausedError(f"run {run.run_id} is paused; {way}", run_id=run.run_id)
+
+
+def closing_error() -> StoreClosedError:
+    """The error of a call whose runtime was closed."""
+    return StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
 
 
 def _as_store_error(error: BaseException) -> StoreError:

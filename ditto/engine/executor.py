@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from ditto.config import Config
 from ditto.engine.deadlines import look_s
-from ditto.engine.drive import Drive
+from ditto.engine.drive import Drive, closing_error
 from ditto.engine.live import Signal
 from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
 from ditto.engine.retrying import back_off_left_s
@@ -29,7 +30,7 @@ from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
 from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
 from ditto.engine.trouble import Trouble
-from ditto.errors import DittoError, StepError, StoreClosedError, TransitionRefusedError
+from ditto.errors import DittoError, StepError, TransitionRefusedError
 from ditto.graph import Graph, Node
 from ditto.sandbox import Sandbox
 from ditto.store import queries
@@ -67,7 +68,7 @@ class Engine:
         """Start no new attempt."""
         self.closing = True
         for drive in self.drives.values():
-            drive.halted.set()
+            drive.drain(closing_error())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +151,15 @@ class _Execution:
         self.stop: DittoError | None = None
 
     async def run(self) -> None:
-        """Until nothing runs and nothing may start."""
+        """Until nothing runs and nothing may start. A step's error outranks the end of a run that is let go of."""
         # A chain needs no task group: most workflows are chains, and each step would pay for it.
         while self._may_start() and len(self.frontier.ready) == 1:
             await self._run_step(self.frontier.ready.popleft())
         if self._may_start() or self._must_wait():
             await self._run_branches()
-        if self.stop is not None:
+            # A branch may have heard of the caller's cancellation before this task has.
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        if self.stop is not None and not (self.stop is self.drive.ending and self.trouble.error is not None):
             raise self.stop
         self.trouble.waits.update((row.path, row) for row in self.waits.values() if row.state is StepState.WAITING)
         assert self.trouble or self.waits or not self.frontier.unsettled, "a run without trouble settles all its nodes"
@@ -183,7 +186,7 @@ class _Execution:
         else:
             await self.changed.wait()
         self.changed.clear()
-        if self.look_again:
+        if self.look_again and self.drive.ending is None:
             self.look_again = False
             self.frontier.ready.extend(self.graph.nodes[name] for name in self.waits)
             self.waits.clear()
@@ -219,8 +222,8 @@ class _Execution:
             self._settle_only()
         if self.stop is None and self.drive.stopped is not None:
             self.stop = self.drive.stopped
-        if self.stop is None and self.engine.closing and (self.frontier.ready or self._waits_here()):
-            self._stop_closing()
+        if self.stop is None and (self.frontier.ready or self._waits_here()):
+            self.stop = self.drive.ending
         return bool(self.frontier.ready) and self.stop is None
 
     def _settle_only(self) -> None:
@@ -229,9 +232,6 @@ class _Execution:
         self.trouble.halted.set()
         lost = [node for node in self.frontier.ready if is_lost(self.drive.rows.get(self.prefix + node.name))]
         self.frontier.ready = deque(lost)
-
-    def _stop_closing(self) -> None:
-        self.stop = self.stop or StoreClosedError("the runtime was closed; the run is interrupted and can be resumed")
 
     async def _run_branch(self, node: Node) -> None:
         try:
@@ -285,8 +285,7 @@ class _Execution:
                 if _is_retried(row):
                     self.retried[node.name] = step
             case NotStarted():
-                if self.engine.closing:
-                    self._stop_closing()
+                self.stop = self.stop or self.drive.ending
 
     def _release_children(self, node: Node) -> None:
         if not self.settling:

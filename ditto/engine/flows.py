@@ -23,9 +23,10 @@ import anyio
 import uuid_utils
 
 from ditto.effects import EffectClass, EffectDeclaration, check_effect
+from ditto.engine.approving import BELOW
 from ditto.engine.changes import list_differences
 from ditto.engine.deadlines import RUN_TIMEOUT, look_s
-from ditto.engine.drive import Drive
+from ditto.engine.drive import Drive, closing_error
 from ditto.engine.executor import Engine, adopt, run_graph
 from ditto.engine.halt import Halt
 from ditto.engine.loops import run_loop
@@ -41,8 +42,8 @@ from ditto.errors import (
     LimitExceededError,
     ReplayMismatchError,
     RunBlockedError,
+    RunPausedError,
     StepError,
-    StoreClosedError,
     TransitionRefusedError,
     UnknownOutcomeError,
 )
@@ -91,8 +92,10 @@ async def run_flow(
     Raises the caller's cancellation, and a DittoError if the run must stop: not ours any more, a store that cannot
     write, ReplayMismatchError, RunBlockedError.
     """
-    calls = await _load_calls(drive, nested=flow.kind != Flow.kind)
+    nested = flow.kind != Flow.kind
+    calls = await _load_calls(drive, nested=nested)
     run = FlowRun(engine, drive, concurrency, trouble, run_child, calls)
+    run.questioned = {_asking_call(path, nested=nested) for path in drive.rows}
     value: Any = None
     try:
         value = await flow.function(run, input.decode())
@@ -132,8 +135,13 @@ async def _load_calls(drive: Drive, *, nested: bool) -> dict[str, StepRow]:
         page, after = await drive.store.read(
             partial(queries.list_calls, nested=nested), drive.run.id, after, CALLS_PAGE
         )
-        calls.update((row.path, row) for row in page)
+        calls.update((row.path, row) for row in page if row.path not in drive.rows)
     return calls
+
+
+def _asking_call(path: str, *, nested: bool) -> str:
+    """The call whose step asked the question with this path; where calls are nested, a call is a step."""
+    return path.removesuffix(BELOW) if nested else path.partition("/")[0]
 
 
 class FlowRun:
@@ -155,6 +163,8 @@ class FlowRun:
         self._run_child = run_child
         self._calls = calls
         self._asked: set[str] = set()
+        self.questioned: set[str] = set()
+        """Calls below which a step has asked for an approval: they were made, whether they have a row or not."""
         self._retried = _failing_path(drive)
         """The path that the run failed at before it was reopened: it is tried again."""
         self._busy = 0
@@ -246,7 +256,7 @@ class FlowRun:
 
     def check_all_asked(self) -> None:
         """Refuse an end that leaves recorded calls unasked for. Raises ReplayMismatchError."""
-        left = sorted(set(self._calls) - self._asked)
+        left = sorted((set(self._calls) | self.questioned) - self._asked)
         if left:
             raise ReplayMismatchError(
                 f"run {self.run_id}: the flow ended without asking for what is recorded: {', '.join(left)}; "
@@ -421,6 +431,8 @@ class FlowRun:
             return _raise_or_decode(recorded, self.run_id)
         if self._drive.deadline.is_over() and await store.read(queries.get_run, child_id) is None:
             await self._halt()
+        if self._drive.ending is not None:
+            raise self._drive.ending
         await self._drive.barrier()
         value: Any = None
         try:
@@ -428,6 +440,9 @@ class FlowRun:
         except UnknownOutcomeError as unknown:
             self._trouble.unknown[name] = f"child run {child_id}: {unknown.message}"
             await self._block()
+        except RunPausedError as paused:
+            self._trouble.child_paused = paused
+            value = Waiting(child_id, ())
         except StepError as error:
             if error.code == RUN_TIMEOUT and self._drive.deadline.is_over():
                 await self._halt()
@@ -452,14 +467,16 @@ class FlowRun:
         if name in self._asked:
             raise DefinitionError(f"flow: a call is named {name!r} already; each call needs a name of its own")
         self._asked.add(name)
-        self._raise_stop()
         self._busy += 1
         try:
+            self._raise_stop()
             return await make()
         except DittoError as error:
             if isinstance(error, _FOR_THE_FLOW) and self._drive.stopped is None:
                 raise
             self.stop = self.stop or error
+            if self.stop is self._drive.ending and self._drive.stopped is None:
+                await self._block()  # the flow is stopped when its other calls are drained
             self._stop_all()
             raise FlowStopped from error
         finally:
@@ -509,13 +526,11 @@ class FlowRun:
             self._trouble.waits.update(trouble.waits)
             await self._block()
         if trouble.error is not None:
-            if self._drive.halted.is_set():
+            if self._drive.stopped is not None or self._drive.deadline.over is not None:
                 await self._halt()
             failed = replace(call, state=StepState.FAILED, error=trouble.error.to_text())
             self._drive.hold_call(failed, Event("call_failed", call.path, {"code": trouble.error.code}))
             raise _error_of(trouble.error, trouble.cause, self.run_id)
-        if self._drive.halted.is_set() and self._engine.closing:
-            await self._halt()
 
     async def _block(self) -> None:
         """This call cannot go on in this drive. Raises FlowStopped once nothing else can, either."""
@@ -547,7 +562,7 @@ class FlowRun:
 
     def _raise_stop(self) -> None:
         if self.stop is not None:
-            raise FlowStopped from self.stop
+            raise self.stop
 
     def _new_trouble(self) -> Trouble:
         """That of a Graph or a Loop inside. Once the run is over, all that is left to do there is to settle."""
@@ -558,9 +573,7 @@ class FlowRun:
         nobody to handle: the other calls come to their ends, and the function is stopped."""
         if self._drive.stopped is None and self._drive.deadline.over is not None:
             await self._block()
-        raise self._drive.stopped or StoreClosedError(
-            "the runtime was closed; the run is interrupted and can be resumed"
-        )
+        raise self._drive.stopped or self._drive.ending or closing_error()
 
 
 @dataclass(frozen=True, slots=True)

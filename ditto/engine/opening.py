@@ -3,6 +3,7 @@
 no such run                           → create_run
 another workflow or input             → RunConflictError
 closed                                → what is saved; or a new generation, or reopened, if asked for
+paused, and not resumed by name       → RunPausedError
 open, its owner alive                 → RunBusyError
 open, code does not fit               → RunBlockedError
 open                                  → claim_run
@@ -21,7 +22,7 @@ import uuid_utils
 from ditto.engine.changes import list_differences
 from ditto.engine.deadlines import RUN_TIMEOUT
 from ditto.engine.differences import first_difference
-from ditto.engine.drive import Drive
+from ditto.engine.drive import Drive, paused_error
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.ownership import Owner
 from ditto.engine.trouble import exhausted
@@ -70,6 +71,9 @@ class Request:
         if at is None and self.timeout_s is not None:
             at = now_us + round(self.timeout_s * 1_000_000)
         return min((each for each in (at, self.latest_at) if each is not None), default=None)
+
+    resumes: int | None = None
+    """The fence of the paused run that is to go on: one that was paused again since then does not."""
 
     @property
     def kind(self) -> str:
@@ -137,6 +141,8 @@ async def open_run(store: Store, owner: Owner, request: Request) -> Opened | Clo
                 return Closed(run)
         else:
             await _refuse_conflict(store, run, request)
+            if run.status is RunStatus.PAUSED and run.fence != request.resumes:
+                raise paused_error(run)
         try:
             return await _claim(store, owner, run, request)
         except TransitionRefusedError:
@@ -190,8 +196,9 @@ async def _create(store: Store, owner: Owner, request: Request, generation: int)
 async def _claim(store: Store, owner: Owner, run: RunRow, request: Request) -> Opened:
     if run.owner is not None and run.owner != owner.id and owner.is_alive(run.owner):
         which = run.run_id if run.generation == 1 else f"{run.run_id} (generation {run.generation})"
+        does = "is still being drained" if run.status is RunStatus.PAUSED else "is driven"
         raise RunBusyError(
-            f"run {which} is driven by another runtime, which is alive; wait for it, or cancel the run",
+            f"run {which} {does} by another runtime, which is alive; wait for it, or cancel the run",
             run_id=run.run_id,
             retryable=True,
         )
@@ -246,9 +253,12 @@ async def _block(store: Store, run: RunRow, differences: list[str]) -> None:
 async def _recorded_steps(
     store: Store, run: RunRow, workflow: Graph | Loop | Flow, state: State | None
 ) -> tuple[dict[str, StepRow], list[str]]:
-    """The rows that the code goes on from, and how they differ from it. A Flow asks for its own as it goes."""
+    """The rows that the code goes on from, and how they differ from it.
+
+    A Flow asks for its own as it goes; but the questions that its steps asked are known.
+    """
     if isinstance(workflow, Flow):
-        return {}, []
+        return {row.path: row for row in await store.read(queries.list_step_approvals, run.id)}, []
     prefix = "" if isinstance(workflow, Graph) else f"{run.iteration + 1}/"
     rows = {row.path: row for row in await store.read(queries.list_steps, run.id, prefix)}
     graph = workflow if isinstance(workflow, Graph) else _graph_of(workflow, state)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ditto.clock import to_datetime
-from ditto.engine.steps import shown_digest
+from ditto.engine.approving import BELOW
+from ditto.engine.waiting import shown_digest
 from ditto.errors import DefinitionError, TransitionRefusedError
 from ditto.store.records import StepRow
 from ditto.store.schema import StepState
@@ -28,8 +29,11 @@ def open_wait(run_id: str, row: StepRow) -> OpenWait:
 
 
 def find_question(run_id: str, step: str | None, rows: Sequence[StepRow]) -> StepRow:
-    """The open approval that is meant. Raises DefinitionError if there is none, or it is not clear which one;
-    TransitionRefusedError, which tells the decision, if it was decided."""
+    """The open approval that is meant: the step's own path, or that of the step which asks before it is attempted.
+
+    Raises DefinitionError if there is none, or it is not clear which one; TransitionRefusedError, which tells the
+    decision, if it was decided.
+    """
     approvals = [row for row in rows if row.type == WaitKind.APPROVAL]
     waiting = [row for row in approvals if row.state is StepState.WAITING]
     if step is None:
@@ -40,14 +44,17 @@ def find_question(run_id: str, step: str | None, rows: Sequence[StepRow]) -> Ste
             raise DefinitionError(f"run {run_id}: {len(waiting)} approvals are open ({listed}); say which step")
         raise DefinitionError(f"run {run_id}: no approval is open")
     for row in approvals:
-        if row.path == step:
+        if row.path in (step, step + BELOW):
             if row.state is StepState.WAITING:
                 return row
-            decided = None if row.output is None else row.output.decode()
-            told = (
-                "it waits no more"
-                if decided is None
-                else f"already decided: {decided['decision']} by {decided['actor']}"
-            )
-            raise TransitionRefusedError("decide", f"step {step}: {told}", run_id=run_id, step=step)
+            raise TransitionRefusedError("decide", f"step {row.path}: {_settled(row)}", run_id=run_id, step=row.path)
     raise DefinitionError(f"run {run_id}: step {step} asks for no approval, or not yet")
+
+
+def _settled(row: StepRow) -> str:
+    decided = None if row.output is None else row.output.decode()
+    if decided is None:
+        return "it waits no more"
+    if decided["decision"] == "expired":
+        return "it expired without a decision"
+    return f"already decided: {decided['decision']} by {decided['actor']}"

@@ -19,7 +19,7 @@ import anyio
 from ditto.engine.expiry import wake_expired
 from ditto.engine.ownership import Owner
 from ditto.engine.recovering import Resume, Workflows, is_driven, take_up
-from ditto.engine.steps import over_output
+from ditto.engine.waiting import over_output
 from ditto.errors import StoreClosedError, StoreError, TransitionRefusedError
 from ditto.runs import Recovered
 from ditto.store import queries, transitions

@@ -27,6 +27,8 @@ from pydantic import ValidationError
 
 from ditto.complaints import all_complaints
 from ditto.effects import Absent, Committed, EffectClass, Many, Pending, Rejected
+from ditto.engine import waiting
+from ditto.engine.approving import NotAsApprovedError, Question, denial, value_of
 from ditto.engine.attempts import make_attempt
 from ditto.engine.certifying import ASK_AGAIN, CANCELLED, LOOKUP, Subject, as_late, certify_attempt, subject_of
 from ditto.engine.deadlines import RUN_TIMEOUT, Deadline, Limit, choose_deadline, earliest
@@ -51,6 +53,7 @@ from ditto.errors import (
     EffectNotMade,
     EffectRejected,
     InvalidValueError,
+    LimitExceededError,
     OutputError,
     RunBusyError,
     RunCancelledError,
@@ -61,7 +64,7 @@ from ditto.graph import STEP_TYPE, Node
 from ditto.signatures import is_async
 from ditto.store.records import Event, RunEnd, Seen, StepRow
 from ditto.store.schema import REOPENABLE, StepState
-from ditto.store.values import State, Stored, by_reference, digest
+from ditto.store.values import State, Stored, by_reference
 from ditto.waits import Wait, WaitKind
 from ditto.worker import Action, StepContext
 from ditto.worker import Outcome as RecordedOutcome
@@ -155,6 +158,7 @@ class Step:
         self._subject: Subject | None = None
         self.again: str | None = None
         """Why an attempt whose outcome is lost is made again; told with the next admission."""
+        self.question = Question(drive, path)
 
     async def run(self, values: Values, *, skip: bool, end: RunEnd | None) -> StepEnd:
         """Bring the step to its end. `end`, the run's own, is committed with a value of the step, and only then.
@@ -173,9 +177,21 @@ class Step:
             wanted = is_lost(self.row) or not (skip or not self._wanted(values))
             action = self._plan(values) if wanted else None
         except Exception as error:  # noqa: BLE001 - a user's function raised: that fails the step
+            self.question.require_owner(None, self.row, f"its call cannot be made: {error}")
             return await self._fail_before(error)
+        self.question.require_owner(action, self.row, f"step {self.path} asks for no approval now")
         if action is None:
             return await self._skip()
+        while True:
+            if (end_before := await self._ask_for_approval(action, end)) is not None:
+                return end_before
+            try:
+                return await self._start(action, end)
+            except NotAsApprovedError:
+                if is_lost(self.row):
+                    return Unknown("its call is not the one that was approved; it is not made again")
+
+    async def _start(self, action: Action, end: RunEnd | None) -> StepEnd:
         if action.effect.admitted:
             self.drive.store.open_chain()
         try:
@@ -190,6 +206,24 @@ class Step:
             self.drive.live.close(self.path)
 
     # Before the attempt
+
+    async def _ask_for_approval(self, action: Action, end: RunEnd | None) -> StepEnd | None:
+        """Ask for the approval that the action needs. None: it needs none, or has it."""
+        if action.approval is None or is_lost(self.row):
+            return None
+        try:
+            asked = await self.question.ask(action.approval, action.label, self.row, self.halted)
+        except (InvalidValueError, LimitExceededError) as error:
+            return await self._fail_before(error)
+        if asked is None:
+            return NotStarted()
+        if asked.state is StepState.WAITING:
+            return Waits(asked)
+        if (denied := denial(asked, action.label)) is None:
+            return None
+        record = record_error(denied, self.path, self._redact, final=True)
+        failed = Failed(record, denied, instead=value_of(action.approval, denied, self.drive.store.encode))
+        return await self._commit(failed, replace(action, record=None), end)
 
     async def _fail_before(self, error: Exception) -> Failed | Unknown:
         """Nothing was attempted now; but what was lost before stays lost."""
@@ -258,7 +292,9 @@ class Step:
     async def _wait(self, wait: Wait, values: Values, *, skip: bool) -> StepEnd:
         """Begin to wait, or see whether the wait is over."""
         if self.row is not None and self.row.state is StepState.WAITING:
-            return await self._wait_on(wait, await self.drive.look_at_wait(self.path))
+            return await self._wait_on(await self.drive.look_at_wait(self.path))
+        if self.halted.is_set():
+            return NotStarted()
         try:
             if skip or not self._wanted(values):
                 return await self._skip()
@@ -268,28 +304,20 @@ class Step:
         except Exception as error:  # noqa: BLE001 - a user's function raised: that fails the step
             return await self._fail_before(error)
         self.attempt += 1
-        now = self.drive.store.clock.now_us()
         row = replace(
             self._new_row(StepState.WAITING, key=wait.name, arguments=arguments),
-            due_at=None if duration_s is None else now + round(duration_s * 1_000_000),
+            due_at=waiting.due_at(self.drive, duration_s),
         )
         body = {"for": wait.kind.value, "name": wait.name}
         if wait.kind is WaitKind.APPROVAL:
-            body["digest"] = shown_digest(self.drive.run.run_id, self.path, arguments)
+            body["digest"] = waiting.shown_digest(self.drive.run.run_id, self.path, arguments)
         signal = wait.name if wait.kind is WaitKind.SIGNAL else None
         begun = await self.drive.begin_wait(row, signal, Event("step_waiting", self.path, body))
-        return await self._wait_on(wait, begun)
+        return await self._wait_on(begun)
 
-    async def _wait_on(self, wait: Wait, row: StepRow) -> StepEnd:
+    async def _wait_on(self, row: StepRow) -> StepEnd:
         """What a wait that has begun stands at; if its time has come, it is over."""
-        self.row = row
-        if row.state is StepState.WAITING and row.due_at is not None and row.due_at <= self.drive.store.clock.now_us():
-            output = self.drive.store.encode(over_output(wait.kind), f"the end of wait {self.path}")
-            try:
-                await self.drive.end_wait(row, output, Event("wait_over", self.path, {"name": wait.name}))
-            except TransitionRefusedError:
-                pass  # a signal or a decision was faster: it stands
-            row = self.row = await self.drive.look_at_wait(self.path)
+        row = self.row = await waiting.look(self.drive, row)
         if row.state is StepState.WAITING:
             return Waits(row)
         if row.state is StepState.COMPLETED and row.output is not None:
@@ -333,6 +361,8 @@ class Step:
             seat = await self._take_place(action, place)
             if self.drive.deadline.is_over() or self.halted.is_set():
                 return None
+            if action.approval is not None:
+                self.question.require_approved(action.approval)
             if self.total.left_s == 0:
                 return self._out_of_time(action)
             self.total.begin(self.drive.store.clock.now_us())
@@ -372,8 +402,10 @@ class Step:
         body: dict[str, Any] = {"attempt": self.attempt, "key": row.key}
         if self.again is not None:
             body["again"], self.again = self.again, None
+        if action.approval is not None:
+            body["approval"] = self.question.path
         try:
-            await self.drive.record(row, Event("step_admitted", self.path, body), seen=self._seen())
+            await self.drive.admit(row, Event("step_admitted", self.path, body), seen=self._seen())
         except asyncio.CancelledError:
             if self.drive.rows.get(self.path) is row:
                 self.row = row
@@ -439,8 +471,9 @@ class Step:
         return False
 
     def _try_again(self, outcome: Outcome, action: Action) -> Outcome | Again:
-        """The outcome, or that another attempt follows it. Once the run has halted, none does."""
-        if self.halted.is_set():
+        """The outcome, or that another attempt follows it. None does once the run has halted, but for one that is only
+        let go of: that keeps its further tries."""
+        if self.halted.is_set() and self.drive.ending is None:
             return outcome
         tries, left_s = self.attempt - self.spent, self.total.left_s
         return decide_retry(outcome, self.node.retry, admitted=action.effect.admitted, tries=tries, left_s=left_s)
@@ -636,6 +669,8 @@ class Step:
         if action.is_async:
             error = DefinitionError(f"{action.label} is local, and must be a plain function, not async")
             return await self._commit_failure(Failed(record_error(error, self.path, self._redact), error))
+        if action.approval is not None:
+            self.question.require_approved(action.approval)
         self.attempt += 1
         ctx = self._context(action, resources)
 
@@ -657,7 +692,7 @@ class Step:
         except (asyncio.CancelledError, TransitionRefusedError):
             raise
         except BaseException as error:
-            if self.drive.stopped is not None:
+            if self.drive.stopped is not None or error is self.drive.ending:
                 raise
             outcome = self._decide(
                 action, End(error=error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -777,22 +812,6 @@ class Step:
                 await work
             except DittoError as error:
                 logger.warning("step %s of run %s: %s", self.path, self.drive.run.run_id, error)
-
-
-def shown_digest(run_id: str, path: str, shown: Stored) -> str:
-    """What a decision is bound to: the run, the step, and what was shown."""
-    return digest(f"{run_id}\n{path}\n{shown.body}")
-
-
-def over_output(kind: WaitKind) -> dict[str, Any]:
-    """The output of a wait whose time has come."""
-    match kind:
-        case WaitKind.SIGNAL:
-            return {"timed_out": True, "body": None, "actor": None, "at": None}
-        case WaitKind.APPROVAL:
-            return {"decision": "expired", "actor": None, "reason": None, "digest": None, "at": None}
-        case WaitKind.TIMER | WaitKind.CHILD:
-            return {"timed_out": True}
 
 
 class _LocalFailed(Exception):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ditto.engine.halt import Halt
 from ditto.engine.outcomes import ErrorRecord
 from ditto.engine.steps import is_lost, lost_reason
-from ditto.errors import DittoError, LimitExceededError, UnknownOutcomeError
+from ditto.errors import DittoError, LimitExceededError, RunPausedError, UnknownOutcomeError
 from ditto.store.records import Event, RunEnd, RunRow, StepRow
 from ditto.store.schema import RunStatus
 
@@ -25,6 +25,8 @@ class Trouble:
     """Path of each step whose outcome is unknown, and why."""
     waits: dict[str, StepRow] = field(default_factory=dict)
     """The open waits of a run that nothing else is wrong with."""
+    child_paused: RunPausedError | None = None
+    """One of these waits is for a child run that somebody paused."""
 
     def __bool__(self) -> bool:
         return self.error is not None or bool(self.unknown)

@@ -219,9 +219,15 @@ def list_waits(db: sqlite3.Connection, run: int) -> list[StepRow]:
     return [_step(db, row) for row in sql.LIST_WAITS(db, b_run=run).fetchall()]
 
 
-def list_owned(db: sqlite3.Connection, owner: str) -> set[int]:
-    """Row ids of the runs that this owner drives."""
-    return {row[0] for row in sql.LIST_OWNED(db, b_owner=owner).fetchall()}
+def list_step_approvals(db: sqlite3.Connection, run: int) -> list[StepRow]:
+    """The questions that steps of a run asked before they were attempted, oldest first."""
+    return [_step(db, row) for row in sql.LIST_STEP_APPROVALS(db, b_run=run).fetchall()]
+
+
+def list_owned(db: sqlite3.Connection, owner: str, runs: Collection[int]) -> dict[int, str]:
+    """Which of these runs this owner still has, and their statuses: what is paused it is to drain."""
+    found = {run: sql.GET_OWNED(db, b_run=run, b_owner=owner).fetchone() for run in runs}
+    return {run: row[0] for run, row in found.items() if row is not None}
 
 
 def list_due(db: sqlite3.Connection, now: int, limit: int) -> list[tuple[int, str, int, str]]:

@@ -195,3 +195,5 @@ class RunEnd:
 
 COMPLETED: Final = RunEnd(RunStatus.COMPLETED)
 INTERRUPTED: Final = RunEnd(RunStatus.INTERRUPTED, event=Event("run_interrupted"))
+DRAINED: Final = Event("run_drained")
+PAUSED: Final = RunEnd(RunStatus.PAUSED, event=DRAINED)

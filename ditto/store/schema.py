@@ -46,6 +46,9 @@ class RunStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+PAUSING: Final = "pausing"
+"""Shown for a run that is paused and whose owner still drains it. Never stored."""
+
 REOPENABLE: Final = frozenset({RunStatus.FAILED, RunStatus.EXHAUSTED})
 """Closed, but reopened when asked for by name."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, and_, bindparam, func, insert, null, or_, select, update
+from sqlalchemy import BindParameter, and_, bindparam, case, func, insert, null, or_, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -78,8 +78,16 @@ _NEWEST: Final = ~(
 
 
 def _fenced() -> Any:
-    """The run is still ours: same owner, same fence. The guard of every transition of an owner."""
-    return (runs.c.id == bindparam("b_run"), runs.c.owner == bindparam("b_owner"), runs.c.fence == bindparam("b_fence"))
+    """The run is still ours: same owner, same fence. The guard of every transition of an owner.
+
+    `b_barred` is a status in which the transition is refused; none has the name "".
+    """
+    return (
+        runs.c.id == bindparam("b_run"),
+        runs.c.owner == bindparam("b_owner"),
+        runs.c.fence == bindparam("b_fence"),
+        runs.c.status != bindparam("b_barred"),
+    )
 
 
 STEP_COLUMNS: Final = (
@@ -115,7 +123,11 @@ RELEASE_RUN: Final = Statement(
     .values(
         seq=runs.c.seq + bindparam("b_events"),
         updated_at=bindparam("b_at"),
-        status=bindparam("b_status"),
+        # What was paused stays so until somebody resumes it, unless it has come to its end.
+        status=case(
+            (and_(runs.c.status == RunStatus.PAUSED.value, bindparam("b_closed") == 0), RunStatus.PAUSED.value),
+            else_=bindparam("b_status"),
+        ),
         error=bindparam("b_error"),
         crashes=0,
         owner=None,
@@ -154,6 +166,20 @@ BLOCK_RUN: Final = Statement(
         updated_at=bindparam("b_at"),
     )
 )
+PAUSE_RUN: Final = Statement(
+    update(runs)
+    .where(
+        runs.c.id == bindparam("b_run"),
+        runs.c.fence == bindparam("b_seen_fence"),
+        runs.c.status == bindparam("b_seen_status"),
+    )
+    .values(
+        status=bindparam("b_status"),
+        owner=bindparam("b_owner"),
+        seq=runs.c.seq + bindparam("b_events"),
+        updated_at=bindparam("b_at"),
+    )
+)
 MOVE_RUN: Final = Statement(
     update(runs)
     .where(runs.c.id == bindparam("b_run"), _OPEN)
@@ -181,7 +207,7 @@ COUNT_PARTIALS: Final = Statement(
 )
 SETTLE_STATUS: Final = Statement(
     update(runs)
-    .where(runs.c.id == bindparam("b_run"), runs.c.owner.is_(None), _OPEN)
+    .where(runs.c.id == bindparam("b_run"), runs.c.owner.is_(None), _OPEN, runs.c.status != RunStatus.PAUSED.value)
     .values(status=bindparam("b_status"))
 )
 WAKE_RUN: Final = Statement(
@@ -229,7 +255,7 @@ WAKE_PARENTS: Final = Statement(
     .values(status=RunStatus.INTERRUPTED.value)
 )
 GET_STATUS: Final = Statement(select(runs.c.status).where(runs.c.id == bindparam("b_run")))
-GET_SEQ: Final = Statement(select(runs.c.seq).where(runs.c.id == bindparam("b_run")))
+GET_SEQ: Final = Statement(select(runs.c.seq, runs.c.status).where(runs.c.id == bindparam("b_run")))
 
 INSERT_STEP: Final = Statement(insert(steps).values({name: bindparam(name) for name in STEP_COLUMNS}))
 MOVE_STEP: Final = Statement(
@@ -340,8 +366,8 @@ FIND_SIGNAL: Final = Statement(
 TAKE_SIGNAL: Final = Statement(
     update(signals).where(signals.c.id == bindparam("b_id")).values(step=bindparam("n_step"))
 )
-LIST_OWNED: Final = Statement(
-    select(runs.c.id).where(runs.c.owner == bindparam("b_owner"), UNDRIVEN, runs.c.status == RunStatus.RUNNING.value)
+GET_OWNED: Final = Statement(
+    select(runs.c.status).where(runs.c.id == bindparam("b_run"), runs.c.owner == bindparam("b_owner"))
 )
 LIST_DUE: Final = Statement(
     select(steps.c.run, steps.c.path, steps.c.attempt, steps.c.type)
@@ -355,6 +381,11 @@ LIST_EXPIRED: Final = Statement(
     .where(runs.c.status == RunStatus.WAITING.value, runs.c.deadline_at <= bindparam("b_now"))
     .order_by(runs.c.deadline_at)
     .limit(bindparam("b_limit"))
+)
+LIST_STEP_APPROVALS: Final = Statement(
+    select(*[steps.c[name] for name in STEP_COLUMNS])
+    .where(steps.c.run == bindparam("b_run"), steps.c.type == "WAIT.APPROVAL", steps.c.path.like("%/%"))
+    .order_by(steps.c.id)
 )
 LIST_WAITS: Final = Statement(
     select(*[steps.c[name] for name in STEP_COLUMNS])

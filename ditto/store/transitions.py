@@ -13,6 +13,7 @@ and nothing of the transition is written; other transitions of the same transact
                      release_run ──► interrupted · unknown ─► resolve_step
                          │      └──► failed · exhausted (reopened by name)
                          └──► completed
+                       pause_run ──► paused (its owner, if it has one, drains it, then lets go) ─► unpause_run
                       cancel_run ──► cancelled
 """
 
@@ -29,7 +30,7 @@ from ditto.items import Items, Kept
 from ditto.receipts.body import Draft
 from ditto.store import statements as sql
 from ditto.store.chain import Chain, Tip
-from ditto.store.records import Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
+from ditto.store.records import DRAINED, Event, Fence, LoopState, NewRun, RunEnd, RunRow, Seen, StepRow
 from ditto.store.schema import CLOSED, REOPENABLE, UNDER_WAY, RunStatus, StepState
 from ditto.store.values import GROWING, Growing, Stored, digest, store_text
 
@@ -37,10 +38,14 @@ EVENT_ID_SHIFT: Final = 32
 """The id of an event is `run << 32 | seq`: a run's events lie side by side, and need no index of their own."""
 
 
+class PausedFirstError(TransitionRefusedError):
+    """Nothing may begin in the run: it was paused, and is ours to drain."""
+
+
 class Transaction:
     """One open transaction: the driver's connection, its time, and a mark by which a lost COMMIT can be found."""
 
-    __slots__ = ("_chain", "_tip", "after_commit", "at", "db", "mark")
+    __slots__ = ("_chain", "_tip", "after_commit", "at", "db", "mark", "paused")
 
     def __init__(self, db: sqlite3.Connection, at: int, chain: Chain | None = None) -> None:
         self.db = db
@@ -51,6 +56,8 @@ class Transaction:
         """The id of the first event written: it exists, with this time, if and only if the transaction committed."""
         self.after_commit: list[Callable[[], None]] = []
         """Called in the committer's thread once the transaction is on disk."""
+        self.paused: set[int] = set()
+        """Runs that were found to be paused when their events were written."""
 
     def keep(self, value: Stored | Growing | None) -> str | None:
         """Store a value, if it is not stored yet; returns what its column holds."""
@@ -96,7 +103,9 @@ class Transaction:
         """Write a run's events; its `seq` has been raised by their number already."""
         if not events:
             return
-        last = sql.GET_SEQ(self.db, b_run=run).fetchone()[0]
+        last, status = sql.GET_SEQ(self.db, b_run=run).fetchone()
+        if status == RunStatus.PAUSED:
+            self.paused.add(run)
         number = (run << EVENT_ID_SHIFT) | (last - len(events) + 1)
         if self.mark is None:
             self.mark = number
@@ -199,10 +208,16 @@ def record_steps(
     events: Sequence[Event],
     loops: Sequence[LoopState] = (),
     calls: Sequence[StepRow] = (),
+    *,
+    begins: bool = False,
 ) -> None:
-    """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence."""
-    touched = sql.TOUCH_RUN(tx.db, **_fenced(fence), b_events=len(events), b_at=tx.at)
+    """Rows of steps that have none yet: outcomes, admissions, skips; and how far the loop is. Guard: the fence.
+
+    `begins`: something is about to be started, so the run must not be paused, either.
+    """
+    touched = sql.TOUCH_RUN(tx.db, **_fenced(fence, begins=begins), b_events=len(events), b_at=tx.at)
     if touched.rowcount != 1:
+        _refuse_paused(tx, "record_steps", fence, begins=begins)
         raise _fence_lost("record_steps", fence)
     for loop in loops:
         if loop.path is None:
@@ -268,18 +283,18 @@ def _advance_call(tx: Transaction, run: int, loop: LoopState) -> None:
 
 
 def begin_wait(tx: Transaction, fence: Fence, row: StepRow, signal: str | None, event: Event) -> StepRow:
-    """A step begins to wait; for a signal that was sent before, it is over at once. Guard: the fence.
+    """A step begins to wait; for a signal that was sent before, it is over at once. Guard: the fence, and not paused.
 
     Returns the row as it stands.
     """
     found = None if signal is None else sql.FIND_SIGNAL(tx.db, b_run=fence.run, b_name=signal).fetchone()
     if found is None:
-        record_steps(tx, fence, (row,), (event,))
+        record_steps(tx, fence, (row,), (event,), begins=True)
         return row
     number, body, actor, at, signal_id = found
     settled = replace(row, state=StepState.COMPLETED, output=store_text(signal_output(body, actor, at)), due_at=None)
     received = Event("signal_received", row.path, {"name": signal, "signal": signal_id, "actor": actor})
-    record_steps(tx, fence, (settled,), (event, received))
+    record_steps(tx, fence, (settled,), (event, received), begins=True)
     sql.TAKE_SIGNAL(tx.db, b_id=number, n_step=row.path)
     return settled
 
@@ -348,14 +363,17 @@ def signal_output(body: str, actor: str, at: int) -> str:
     return f'{{"timed_out":false,"body":{body},{told[1:]}'
 
 
-def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: Sequence[Event]) -> None:
+def move_step(
+    tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: Sequence[Event], *, begins: bool = False
+) -> None:
     """A step that has a row moves on: the outcome of an admitted attempt, a new admission, a look-up's answer.
 
-    Guard: the step's state and attempt are the ones seen, and the fence. Its receipt is written with it.
+    Guard: the step's state and attempt are the ones seen, and the fence. `begins` as for `record_steps`. Its receipt
+    is written with it.
     """
     moved = sql.MOVE_STEP(
         tx.db,
-        **_fenced(fence),
+        **_fenced(fence, begins=begins),
         b_path=row.path,
         b_seen_state=seen.state.value,
         b_seen_attempt=seen.attempt,
@@ -375,6 +393,7 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
         n_settled_at=None if row.state in UNDER_WAY else tx.at,
     )
     if moved.rowcount != 1:
+        _refuse_paused(tx, "move_step", fence, begins=begins)
         raise TransitionRefusedError(
             "move_step",
             f"step {row.path} is no longer {seen.state} at attempt {seen.attempt}, or the run changed hands",
@@ -392,18 +411,68 @@ def move_step(tx: Transaction, fence: Fence, row: StepRow, seen: Seen, events: S
 
 
 def release_run(tx: Transaction, fence: Fence, end: RunEnd) -> None:
-    """The owner lets go: completed, failed, exhausted, unknown or interrupted. Guard: the fence."""
+    """The owner lets go: completed, failed, exhausted, unknown, waiting or interrupted. Guard: the fence.
+
+    A run that was paused meanwhile, and has not come to its end, stays paused: it is drained.
+    """
+    closed = end.status in CLOSED
     released = sql.RELEASE_RUN(
-        tx.db, **_fenced(fence), b_events=1, b_at=tx.at, b_status=end.status.value, b_error=end.error
+        tx.db,
+        **_fenced(fence),
+        b_events=1,
+        b_at=tx.at,
+        b_status=end.status.value,
+        b_closed=int(closed),
+        b_error=end.error,
     )
     if released.rowcount != 1:
         raise _fence_lost("release_run", fence)
+    event = end.event
+    if not closed and sql.GET_STATUS(tx.db, b_run=fence.run).fetchone()[0] == RunStatus.PAUSED:
+        event = DRAINED
     if end.waits and sql.COUNT_WAITS(tx.db, b_run=fence.run).fetchone()[0] < end.waits:
         # A wait ended while the run was still driven: nobody else will wake it.
         sql.WAKE_RUN(tx.db, b_run=fence.run)
-    if end.status in CLOSED:
+    if closed:
         sql.WAKE_PARENTS(tx.db, b_run_id=fence.run_id)
-    tx.tell(fence.run, (end.event,))
+    tx.tell(fence.run, (event,))
+
+
+def pause_run(tx: Transaction, seen: RunRow, event: Event, *, driven: bool) -> None:
+    """The run is paused, whoever drives it. Guard: fence and status are the ones seen.
+
+    `driven`: its owner lives, and keeps it until what is under way is drained and recorded; else nobody has it.
+    """
+    paused = sql.PAUSE_RUN(
+        tx.db,
+        b_run=seen.id,
+        b_seen_fence=seen.fence,
+        b_seen_status=seen.status.value,
+        b_status=RunStatus.PAUSED.value,
+        b_owner=seen.owner if driven else None,
+        b_events=1,
+        b_at=tx.at,
+    )
+    if paused.rowcount != 1:
+        raise TransitionRefusedError("pause_run", "somebody else moved the run first", run_id=seen.run_id)
+    tx.tell(seen.id, (event,))
+
+
+def unpause_run(tx: Transaction, seen: RunRow, event: Event) -> None:
+    """A paused run, which nobody drives, is interrupted, and may be taken up. Guard: paused, at the fence seen."""
+    moved = sql.PAUSE_RUN(
+        tx.db,
+        b_run=seen.id,
+        b_seen_fence=seen.fence,
+        b_seen_status=RunStatus.PAUSED.value,
+        b_status=RunStatus.INTERRUPTED.value,
+        b_owner=None,
+        b_events=1,
+        b_at=tx.at,
+    )
+    if moved.rowcount != 1:
+        raise TransitionRefusedError("unpause_run", "the run is not paused any more", run_id=seen.run_id)
+    tx.tell(seen.id, (event,))
 
 
 def resolve_step(
@@ -419,7 +488,7 @@ def resolve_step(
 ) -> None:
     """A person's decision on a step whose outcome is lost. Guard: the state and attempt it was decided on.
 
-    A run that nobody drives is left unknown while another of its steps is lost, else interrupted.
+    A run that nobody drives is left unknown while another of its steps is lost, else interrupted; a paused one paused.
     """
     resolved = sql.RESOLVE_STEP(
         tx.db,
@@ -482,8 +551,15 @@ def note_partials(tx: Transaction, run: int, events: Sequence[Event]) -> None:
     tx.tell(run, events)
 
 
-def _fenced(fence: Fence) -> dict[str, int | str]:
-    return {"b_run": fence.run, "b_owner": fence.owner, "b_fence": fence.fence}
+def _fenced(fence: Fence, *, begins: bool = False) -> dict[str, int | str]:
+    barred = RunStatus.PAUSED.value if begins else ""
+    return {"b_run": fence.run, "b_owner": fence.owner, "b_fence": fence.fence, "b_barred": barred}
+
+
+def _refuse_paused(tx: Transaction, transition: str, fence: Fence, *, begins: bool) -> None:
+    """Say that a pause is why, if it is."""
+    if begins and sql.GET_OWNED(tx.db, b_run=fence.run, b_owner=fence.owner).fetchone() == (RunStatus.PAUSED.value,):
+        raise PausedFirstError(transition, "the run was paused first", run_id=fence.run_id)
 
 
 def _fence_lost(transition: str, fence: Fence) -> TransitionRefusedError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.flow import Flow, drive
+from tests.crash.order import drive_order
 from tests.crash.stories import STORIES
 from tests.crash.world import World
 
@@ -19,7 +20,10 @@ def live(order: dict[str, Any]) -> Any:
     """What a child does, and comes to."""
     if "story" in order:
         return asyncio.run(tell(order))
-    flow = Flow(World(Path(order["world"])), order.get("kill_in"))
+    world = World(Path(order["world"]))
+    if order["workflow"] == "order":
+        return asyncio.run(drive_order(Path(order["store"]), world))
+    flow = Flow(world, order.get("kill_in"))
     return asyncio.run(drive(Path(order["store"]), flow, order["workflow"]))
 
 

@@ -154,7 +154,7 @@ def test_a13_what_was_spent_is_counted_from_the_record(case: Case, start_provide
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("how", ["flow", "graph"])
 @pytest.mark.parametrize(
-    "killed", ["x:completed:after", "ask:completed:after", "y:completed:before", "z:completed:before"]
+    "killed", ["x:completed:after", "ask:waiting:after", "y:completed:before", "z:completed:before"]
 )
 def test_c12_a_pause_deep_inside_begins_nothing_again(case: Case, depth: int, how: str, killed: str) -> None:
     """X, a pause and Y are `depth` runs below the one that is run; Z follows at each level above them."""

@@ -1,4 +1,4 @@
-"""Random lives of random runs: cancelled, closed, failing, on a store that fails; the record and the world agree.
+"""Random lives of random runs: cancelled, closed, paused, failing, on a store that fails; record and world agree.
 
 Each seed makes a graph and a series of lives, one runtime after another, until the run is closed. A failing seed is
 named in the message; `SEED=… pytest tests/engine/test_lives.py -k replay` plays it again.
@@ -29,6 +29,7 @@ from ditto import (
     Retry,
     RunCancelledError,
     RunNotFoundError,
+    RunPausedError,
     Runtime,
     StepContext,
     StepError,
@@ -168,7 +169,7 @@ class Fate:
         if self.trouble(0.6):
             for _ in range(self.chance.randrange(60)):
                 await asyncio.sleep(0)
-            match self.chance.randrange(3):
+            match self.chance.randrange(4):
                 case 0:
                     task.cancel()
                 case 1:
@@ -177,20 +178,32 @@ class Fate:
                     if self.trouble(0.05):
                         with suppress(RunNotFoundError, StoreError, TransitionRefusedError):
                             await runtime.cancel("x")
+                case 3:
+                    async with opened(self.path) as other:
+                        with suppress(RunNotFoundError, StoreError, TransitionRefusedError):
+                            await self.chance.choice([runtime, other]).pause("x")
         await asyncio.wait([task])
         return asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
 
     async def drive(self, runtime: Runtime, on_finished: Any) -> Any:
-        concurrency = self.chance.choice([1, 2, 16])
         if not self.trouble(0.3):
-            return await runtime.run(self.graph, id="x", on_finished=on_finished, concurrency=concurrency)
+            return await self.run_or_resume(runtime, on_finished)
         with anyio.move_on_after(self.chance.random() * 0.02):
-            return await runtime.run(self.graph, id="x", on_finished=on_finished, concurrency=concurrency)
+            return await self.run_or_resume(runtime, on_finished)
         raise asyncio.CancelledError
 
+    async def run_or_resume(self, runtime: Runtime, on_finished: Any) -> Any:
+        concurrency = self.chance.choice([1, 2, 16])
+        try:
+            return await runtime.run(self.graph, id="x", on_finished=on_finished, concurrency=concurrency)
+        except RunPausedError:
+            if self.trouble(0.4):
+                raise
+            return await runtime.resume("x")
+
     def check_outcome(self, outcome: Any) -> None:
-        allowed = (StepError, UnknownOutcomeError, StoreError, RunCancelledError, asyncio.CancelledError)
-        if isinstance(outcome, BaseException) and not isinstance(outcome, allowed):
+        allowed = (StepError, UnknownOutcomeError, StoreError, RunCancelledError, RunPausedError)
+        if isinstance(outcome, BaseException) and not isinstance(outcome, (*allowed, asyncio.CancelledError)):
             raise outcome
 
     async def examine(self, runtime: Runtime, outcome: Any) -> bool:
@@ -201,8 +214,8 @@ class Fate:
             return False
         lost = [step.path for step in info.steps if step.state in ("admitted", "unknown")]
         states = {step.path: step.state for step in info.steps}
-        assert info.status in ("completed", "failed", "unknown", "interrupted", "cancelled"), info.status
-        if lost and info.status != "cancelled":
+        assert info.status in ("completed", "failed", "unknown", "interrupted", "cancelled", "paused")
+        if lost and info.status not in ("cancelled", "paused"):
             assert info.status == "unknown", (info.status, states)
         if info.status == "unknown":
             assert lost
@@ -219,6 +232,10 @@ class Fate:
         assert [event.number for event in told] == list(range(1, len(told) + 1))
         completed = Counter(event.step for event in told if event.kind == "step_completed")
         assert all(count == 1 for count in completed.values()), completed
+        paused = False
+        for event in told:
+            paused = event.kind == "run_paused" or (paused and event.kind not in ("run_resumed", "run_reopened"))
+            assert not (paused and event.kind == "step_admitted"), "admitted while it was paused"
         for path in lost:
             # A person looks into the world, once everything that was begun has ended.
             if self.calm or self.chance.random() < 0.3:
@@ -248,7 +265,7 @@ async def play(path: Path, seed: int, faults: Faults) -> None:
     fate.make_graph()
     for life in range(LIVES_MAX):
         fate.calm = life >= CALM_AFTER
-        async with opened(path, workers=[fate.worker()], threads=2) as runtime:
+        async with opened(path, workers=[fate.worker()], workflows=[fate.graph], threads=2) as runtime:
             await runtime.runs()
             if fate.trouble(0.3):
                 faults.arm(fate.chance.choice([FULL, IO, LOCKED]), fate.chance.randrange(1, 60))

@@ -147,6 +147,7 @@ def check_whole(picture: Picture) -> None:
         name = _name(run_id, generation)
         history = [event for event in picture.events if event[0] == name]
         assert [number for _, number, *_ in history] == list(range(1, seq + 1)), "each number once, none missing"
-        assert (owner is not None) == (status == "running"), "whoever drives it owns it, and nobody else"
+        owned = owner is not None
+        assert owned == (status == "running") or status == "paused", "whoever drives or drains it owns it"
         last = {step: changes[kind] for _, _, kind, step, _ in history if kind in changes and step is not None}
         assert {path: state for run, path, state, *_ in picture.steps if run == name} == last

@@ -10,7 +10,18 @@ import copy
 from collections.abc import Callable
 from typing import Any, Final
 
-from ditto import Action, DefinitionError, EffectClass, ExternalResult, SandboxDenied, StepContext, Tool, ToolError
+from ditto import (
+    Action,
+    Approval,
+    DefinitionError,
+    EffectClass,
+    EffectRejected,
+    ExternalResult,
+    SandboxDenied,
+    StepContext,
+    Tool,
+    ToolError,
+)
 from ditto.contracts import ToolInput
 from ditto.effects import effect_of
 from ditto.signatures import is_async, require_sync, takes_context
@@ -63,6 +74,23 @@ class BoundTool:
             result=call.result,
             failure=call.failure,
             output=ExternalResult,
+            approval=self._approval(call, arguments),
+        )
+
+    def _approval(self, call: _Call, arguments: Any) -> Approval | None:
+        """The yes that a call with these arguments needs. Raises DefinitionError if the tool's rule gives no bool."""
+        needed = self.tool.requires_approval
+        if callable(needed):
+            needed = needed(copy.deepcopy(arguments))
+        if not isinstance(needed, bool):
+            raise DefinitionError(f"{self.owner}: requires_approval(arguments) must give a bool, not {needed!r}")
+        if not needed:
+            return None
+        return Approval(
+            name=self.tool.name,
+            shown=lambda: {"tool": self.tool.name, "arguments": _sorted(as_data(arguments))},
+            expires_s=self.tool.approval_expires_s,
+            denied=call.denied,
         )
 
     def _look_up_of(self, call: _Call) -> Callable[[str, StepContext], Any] | None:
@@ -128,9 +156,22 @@ class _Call:
             return None  # The tool has not begun: a mistake of the configuration, not an answer from outside.
         return to_failed_result(error, effect=self._effect, source=self._bound.tool.name, call_id=self._request.call_id)
 
+    def denied(self, error: EffectRejected) -> ExternalResult | None:
+        # Nothing has begun, so there is a result for every effect class.
+        return to_failed_result(
+            error, effect=EffectClass.PURE, source=self._bound.tool.name, call_id=self._request.call_id
+        )
+
     def _ask_sandbox(self, ctx: StepContext) -> None:
         try:
             ctx.sandbox.allow_tool(self._bound.tool.name)
         except SandboxDenied as denied:
             self._denied = denied
             raise
+
+
+def _sorted(value: Any) -> Any:
+    """JSON data with the keys of its objects in order: the same call is shown as the same text."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(each) for each in value] if isinstance(value, list | tuple) else value
