@@ -194,7 +194,7 @@ async def test_a_run_that_comes_to_its_end_while_it_is_drained_has_ended(store_p
 async def test_branches_are_drained_and_a_step_that_failed_keeps_its_further_tries(
     store_path: Path, world: World, before: bool
 ) -> None:
-    slow, tried = Gate(), Gate()
+    slow, tried, clock = Gate(), Gate(), MovedClock()
 
     async def left(ctx: StepContext) -> str:
         await slow.pause()
@@ -212,7 +212,7 @@ async def test_branches_are_drained_and_a_step_that_failed_keeps_its_further_tri
         .step("right", right, effect="write", retry=Retry(3, initial_s=3600))
         .step("join", lambda left, right: [left, right], after=("left", "right"))
     )
-    async with opened(store_path, workflows=[graph]) as runtime:
+    async with opened(store_path, workflows=[graph], clock=clock) as runtime:
         driving = asyncio.ensure_future(runtime.run(graph, id="r"))
         await slow.came()
         await tried.came()
@@ -225,7 +225,8 @@ async def test_branches_are_drained_and_a_step_that_failed_keeps_its_further_tri
         slow.open()
         with pytest.raises(RunPausedError):
             await driving
-        assert await states(runtime, "r") == {"left": "completed", "right": "refused"}
+        assert await states(runtime, "r") == {"left": "completed", "right": "retrying"}
+        clock.move(3600)
         assert (await runtime.resume("r"))["join"] == ["done r/1/left", "done r/1/right"]
         assert tried.count == 2
 
