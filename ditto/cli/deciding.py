@@ -1,4 +1,4 @@
-"""The verbs that record what somebody says: send, approve, reject, cancel, resolve. They drive nothing."""
+"""The verbs that record what somebody says: send, approve, reject, pause, cancel, resolve. They drive nothing."""
 
 from __future__ import annotations
 
@@ -69,6 +69,16 @@ def reject_step(
 ) -> None:
     """Say no to an open approval."""
     _decide(run, step, store, decision="reject", actor=actor, reason=reason, digest=digest)
+
+
+def pause_run(run: RunArgument, actor: ActorOption, reason: ReasonOption, store: StoreOption = None) -> None:
+    """Pause an open run, whoever drives it, until it is resumed."""
+
+    async def decide(runtime: Runtime) -> None:
+        await runtime.pause(run, actor=actor, reason=reason)
+        line(f"recorded: pause of run {run}. What is under way is drained. Go on by: {go_on_command(run)}", err=True)
+
+    with_store(store, decide)
 
 
 def cancel_run(run: RunArgument, actor: ActorOption, reason: ReasonOption, store: StoreOption = None) -> None:

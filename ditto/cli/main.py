@@ -33,6 +33,7 @@ app.command("serve")(driving.serve_runs)
 app.command("send")(deciding.send_signal)
 app.command("approve")(deciding.approve_step)
 app.command("reject")(deciding.reject_step)
+app.command("pause")(deciding.pause_run)
 app.command("cancel")(deciding.cancel_run)
 app.command("resolve")(deciding.resolve_step)
 

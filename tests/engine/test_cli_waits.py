@@ -147,6 +147,24 @@ def test_a_decision_is_kept_once_with_who_and_why() -> None:
     assert review["output"]["reason"] == "too dear"
 
 
+def test_a_paused_run_stays_until_it_is_resumed() -> None:
+    begin(PAID, "r")
+    told = ditto("pause", "r", *KIM, "--reason", "wait for the bank").stderr
+    assert told == (
+        "recorded: pause of run r. What is under way is drained. Go on by: ditto resume r --app module:factory\n"
+    )
+    assert status("r") == "paused"
+    assert told_json("show", "r")["next"] == "ditto resume r --app module:factory"
+    [paused] = [event["body"] for event in history("r") if event["kind"] == "run_paused"]
+    assert paused == {"actor": "kim", "reason": "wait for the bank"}
+    ditto("send", "r", "bank.paid", "--body", "7")
+    assert status("r") == "paused"
+    assert told_json("resume", "r", *APP)["end"] == 7
+    assert "only an open run can be paused" in ditto("pause", "r", *KIM, "--reason", "x", code=1).stderr
+    ditto("pause", "x", *KIM, "--reason", "x", code=2)
+    ditto("pause", "r", *KIM, code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
