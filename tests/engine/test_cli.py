@@ -220,6 +220,8 @@ def test_a_run_that_is_not_there(shop: Path, verb: list[str]) -> None:
 EVERY_VERB: Final = [
     ["runs"], ["show", "x"], ["events", "x"], ["doctor"], ["cancel", "x", *WHO],
     ["resolve", "x", "a", *WHO, "--absent"], ["resume", "x", "--app", "shop:create"],
+    ["send", "x", "paid"], ["approve", "x", "--actor", "kim"], ["reject", "x", "--actor", "kim"],
+    ["check", "--open-runs", "--app", "shop:create"], ["retry", "x", "--app", "shop:create"],
 ]  # fmt: skip
 
 
