@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ditto import (
     DefinitionError,
     EffectNotMade,
     LimitExceededError,
+    ReceiptEvent,
     StepError,
     Tool,
     ToolError,
@@ -493,6 +495,33 @@ async def test_a_wrong_declaration_says_what_is_right(store: Path) -> None:
                 await agent.run("go")
     with pytest.raises(DefinitionError, match="durable agent's tools"):
         current_step()
+
+
+async def test_each_operation_has_a_receipt(tmp_path: Path, store: Path) -> None:
+    """Handed over before the model is asked on; the same bytes again to a run that goes on."""
+    script: list[Reply] = [say(("c1", "publish", "a")), Failure(500), Text("done")]
+    handed: list[list[tuple[str, str]]] = []
+
+    def keep(event: ReceiptEvent) -> None:
+        handed[-1].append((event.tool_call_id, event.receipt_json))
+
+    async with ScriptedProvider(tmp_path / "model.db", script) as provider:
+        for life in range(2):
+            handed.append([])
+            async with durable(store) as runtime:
+                agent = Agent(
+                    openai_model(provider.base_url),
+                    capabilities=[DittoDurability(runtime, **KEY, on_receipt=keep)],
+                )
+
+                @agent.tool_plain
+                def publish(text: str) -> str:
+                    return "out"
+
+                with pytest.raises(EffectNotMade) if life == 0 else nullcontext():
+                    assert (await agent.run("go")).output == "done"
+    assert [call_id for call_id, _ in handed[0]] == ["c1"]
+    assert handed[1] == handed[0]
 
 
 async def test_a_tool_says_that_nothing_was_made(store: Path) -> None:
