@@ -302,7 +302,7 @@ def test_a_turn_is_left_to_its_agent() -> None:
 
     async def ask() -> None:
         async with create_ditto(store="ditto.db") as runtime:
-            with pytest.raises(DittoError, match="broken"):
+            with pytest.raises(ValueError, match="broken"):
                 await runtime.turn(turn, broken)
 
     anyio.run(ask)
