@@ -14,7 +14,7 @@ import pytest
 
 from ditto import Action, EffectClass, Message, StepError, Tool, UnknownOutcomeError
 from ditto.config import ProviderConfig
-from ditto.journal import Bindings, JournaledAgent, mend_history, run_agent
+from ditto.journal import Bindings, JournaledAgent, mend_history, recorded_messages, run_agent
 from ditto.testing.provider import Reply, ScriptedProvider, Stall, Text
 from ditto.turn import Turn
 from tests.engine.scene import Gate, on_disk
@@ -383,6 +383,39 @@ async def test_o01_the_next_turn_of_a_cut_thread_is_accepted_by_a_strict_provide
     assert set(told) == {"c1", "c2"}
     assert "unknown" in told["c2"]
     assert told["c1"] == "one:a" if cut == "between the tools" else "unknown" in told["c1"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["agent", "run_agent"])
+async def test_c07_what_ended_in_a_cut_batch_goes_into_the_next_request(tmp_path: Path, store: Path, way: str) -> None:
+    effects, gate = Effects(), Gate()
+    tools = [effects.tool("one"), effects.tool("two"), gated(effects, "three", gate)]
+    batch = calls(("c1", "one", "a"), ("c2", "two", "b"), ("c3", "three", "c"))
+
+    async def converse(bindings: Bindings) -> str:
+        sample = await bindings.model.sample([Message(role="user", content="go")])
+        await bindings.act(sample)
+        return ""
+
+    async with ScriptedProvider(tmp_path / "model.db", [batch, Text("I see")], strict=True) as provider:
+        async with agents(store, provider, tools) as runtime, cancelled_when(gate.came):
+            if way == "agent":
+                await JournaledAgent(runtime, MODEL, tools, **KEY, max_concurrency=3).run(converse)
+            else:
+                await run_agent(runtime, "go", model=MODEL, tools=tools, thread="t", turn="1", model_key="any")
+        done = list(effects.done)
+        async with agents(store, provider, tools) as runtime:
+            cut = await runtime.get(TURN.run_id if way == "agent" else AGENT.run_id)
+            messages = [Message(role="user", content="go"), *recorded_messages(cut)]
+            messages.append(Message(role="user", content="and what of the third?"))
+            result = await run_agent(runtime, messages, model=MODEL, tools=tools, thread="t", turn="2")
+            assert result.text == "I see"
+        asked = provider.requests()[1].body["messages"]
+    sent = {each["tool_call_id"]: each["content"] for each in asked if each["role"] == "tool"}
+    assert (sent["c1"], sent["c2"]) == ("one:a", "two:b")
+    assert "unknown" in sent["c3"]
+    assert effects.done == done
+    assert sorted(done) == [("one", "a"), ("three", "c"), ("two", "b")]
 
 
 @pytest.mark.asyncio
