@@ -44,7 +44,7 @@ from ditto.store import queries, transitions
 from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
-from ditto.store.transitions import PausedFirstError, Transaction
+from ditto.store.transitions import Transaction
 from ditto.store.values import Growing, State, Stored
 from ditto.worker import Action, as_data
 
@@ -415,12 +415,12 @@ class Drive:
             if waiter.done() and isinstance(outcome := waiter.exception(), UsersError):
                 raise cancelled from outcome.error
             raise
-        except PausedFirstError:
-            # What was taken along stands: it came before what would have begun.
-            self.pause()
-            assert self.ending is not None
-            raise self.ending from None
         except TransitionRefusedError as refused:
+            if refused.transition == transitions.BEGIN:
+                # What was taken along stands: it came before what would have begun.
+                self.pause()
+                assert self.ending is not None
+                raise self.ending from None
             if (moved := self._lose_carried(taken, refused)) is not None:
                 raise moved from refused
             raise

@@ -38,8 +38,8 @@ EVENT_ID_SHIFT: Final = 32
 """The id of an event is `run << 32 | seq`: a run's events lie side by side, and need no index of their own."""
 
 
-class PausedFirstError(TransitionRefusedError):
-    """Nothing may begin in the run: it was paused, and is ours to drain."""
+BEGIN: Final = "begin"
+"""Names the refusal of what would begin something in a run that was paused, and is ours to drain."""
 
 
 class Transaction:
@@ -217,7 +217,7 @@ def record_steps(
     """
     touched = sql.TOUCH_RUN(tx.db, **_fenced(fence, begins=begins), b_events=len(events), b_at=tx.at)
     if touched.rowcount != 1:
-        _refuse_paused(tx, "record_steps", fence, begins=begins)
+        _refuse_paused(tx, fence, begins=begins)
         raise _fence_lost("record_steps", fence)
     for loop in loops:
         if loop.path is None:
@@ -393,7 +393,7 @@ def move_step(
         n_settled_at=None if row.state in UNDER_WAY else tx.at,
     )
     if moved.rowcount != 1:
-        _refuse_paused(tx, "move_step", fence, begins=begins)
+        _refuse_paused(tx, fence, begins=begins)
         raise TransitionRefusedError(
             "move_step",
             f"step {row.path} is no longer {seen.state} at attempt {seen.attempt}, or the run changed hands",
@@ -556,10 +556,10 @@ def _fenced(fence: Fence, *, begins: bool = False) -> dict[str, int | str]:
     return {"b_run": fence.run, "b_owner": fence.owner, "b_fence": fence.fence, "b_barred": barred}
 
 
-def _refuse_paused(tx: Transaction, transition: str, fence: Fence, *, begins: bool) -> None:
+def _refuse_paused(tx: Transaction, fence: Fence, *, begins: bool) -> None:
     """Say that a pause is why, if it is."""
     if begins and sql.GET_OWNED(tx.db, b_run=fence.run, b_owner=fence.owner).fetchone() == (RunStatus.PAUSED.value,):
-        raise PausedFirstError(transition, "the run was paused first", run_id=fence.run_id)
+        raise TransitionRefusedError(BEGIN, "the run was paused first", run_id=fence.run_id)
 
 
 def _fence_lost(transition: str, fence: Fence) -> TransitionRefusedError:

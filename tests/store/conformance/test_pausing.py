@@ -63,13 +63,17 @@ async def test_its_owner_begins_nothing(store: Store, refused: Refused) -> None:
     admitted, waits = step("new", StepState.ADMITTED), step("wait", StepState.WAITING)
     again = step("again", StepState.ADMITTED, attempt=2)
     seen = Seen(StepState.REFUSED, 1)
-    for begins, name in [
-        (lambda tx: transitions.record_steps(tx, fence, (admitted,), [told(admitted)], begins=True), "record_steps"),
-        (lambda tx: transitions.record_steps(tx, fence, (), (), begins=True), "record_steps"),
-        (lambda tx: transitions.begin_wait(tx, fence, waits, None, told(waits)), "record_steps"),
-        (lambda tx: transitions.move_step(tx, fence, again, seen, [told(again)], begins=True), "move_step"),
-    ]:
-        await refused(begins, name)
+    begun: list[Transition] = [
+        lambda tx: transitions.record_steps(tx, fence, (admitted,), [told(admitted)], begins=True),
+        lambda tx: transitions.record_steps(tx, fence, (), (), begins=True),
+        lambda tx: transitions.begin_wait(tx, fence, waits, None, told(waits)),
+        lambda tx: transitions.move_step(tx, fence, again, seen, [told(again)], begins=True),
+    ]
+    for transition in begun:
+        await refused(transition, transitions.BEGIN)
+    # Of a run that is not ours any more it is said that it is not.
+    await release(store, fence, INTERRUPTED)
+    await refused(begun[0], "record_steps")
 
 
 @pytest.mark.parametrize("end", [COMPLETED, FAILED], ids=lambda end: end.status.value)
