@@ -24,11 +24,11 @@ from ditto.config import Config
 from ditto.engine.deadlines import look_s
 from ditto.engine.drive import Drive, closing_error
 from ditto.engine.live import Signal
-from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown
+from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown, is_lost
 from ditto.engine.retrying import back_off_left_s
 from ditto.engine.routing import Router
 from ditto.engine.scheduling import Frontier
-from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
+from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits
 from ditto.engine.trouble import Trouble
 from ditto.errors import DittoError, StepError, TransitionRefusedError
 from ditto.graph import Graph, Node

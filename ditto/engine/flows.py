@@ -30,9 +30,9 @@ from ditto.engine.drive import Drive, closing_error
 from ditto.engine.executor import Engine, adopt, run_graph
 from ditto.engine.halt import Halt
 from ditto.engine.loops import run_loop
-from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown, record_error
+from ditto.engine.outcomes import Completed, ErrorRecord, Failed, Unknown, is_lost, record_error
 from ditto.engine.retrying import back_off_left_s
-from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits, is_lost
+from ditto.engine.steps import NotStarted, Skipped, Step, StepEnd, Waits
 from ditto.engine.trouble import Trouble, exhausted
 from ditto.errors import (
     ConfigError,

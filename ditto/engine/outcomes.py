@@ -47,6 +47,8 @@ from ditto.errors import (
     StoreDamagedError,
     ToolError,
 )
+from ditto.store.records import StepRow
+from ditto.store.schema import StepState
 from ditto.store.values import Stored, decode
 from ditto.waits import SECONDS_MAX
 from ditto.worker import Action, as_data
@@ -192,6 +194,18 @@ def record_error(
         step=path,
         retry_after_s=_retry_after_s(error),
     )
+
+
+def is_lost(row: StepRow | None) -> bool:
+    """Whether an attempt was admitted and its outcome is not known."""
+    return row is not None and row.state in (StepState.ADMITTED, StepState.UNKNOWN)
+
+
+def lost_reason(row: StepRow) -> str:
+    """Why the outcome of a lost attempt is not known."""
+    if row.error is not None:
+        return ErrorRecord.from_text(row.error).message
+    return f"attempt {row.attempt} was admitted, and the process ended before its outcome was recorded"
 
 
 def may_be_tried_again(error: BaseException) -> bool:

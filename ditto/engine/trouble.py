@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ditto.engine.halt import Halt
-from ditto.engine.outcomes import ErrorRecord
-from ditto.engine.steps import is_lost, lost_reason
+from ditto.engine.outcomes import ErrorRecord, is_lost, lost_reason
 from ditto.errors import DittoError, LimitExceededError, RunPausedError, UnknownOutcomeError
 from ditto.store.records import Event, RunEnd, RunRow, StepRow
 from ditto.store.schema import RunStatus
