@@ -32,6 +32,7 @@ from ditto import (
     Waiting,
 )
 from ditto.engine.drive import Drive
+from ditto.engine.open_store import OpenStore
 from ditto.store.records import RunEnd
 from ditto.turn import Turn, TurnContext
 from tests.engine.scene import Gate, MovedClock, World, events, opened, states, status, story, told, wait_until
@@ -121,7 +122,7 @@ async def test_no_write_is_admitted_once_pause_has_returned(
         await admit(self, *given, **named)
 
     monkeypatch.setattr(Drive, "admit", late)
-    monkeypatch.setattr(Runtime, "_notice_outsiders", lambda *_: None)
+    monkeypatch.setattr(OpenStore, "notice_outsiders", lambda *_: None)
     gate = Gate()
     gate.open()
     graph = chain(gate, world)
@@ -140,7 +141,7 @@ async def test_no_write_is_admitted_once_pause_has_returned(
 async def test_an_owner_that_does_not_look_finds_the_pause_in_its_next_transaction(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str
 ) -> None:
-    monkeypatch.setattr(Runtime, "_notice_outsiders", lambda *_: None)
+    monkeypatch.setattr(OpenStore, "notice_outsiders", lambda *_: None)
     gate, did = Gate(), list[int]()
 
     async def first() -> int:

@@ -115,7 +115,7 @@ async def read(runtime: Runtime, run_id: str, after: int = 0) -> list[str]:
 async def test_followed_events_come_in_order_once_until_the_run_is_closed(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ditto.runtime.EVENTS_PAGE", 3)
+    monkeypatch.setattr("ditto.engine.asking.EVENTS_PAGE", 3)
     graph = Graph("g")
     for number in range(7):
         graph = graph.step(f"a{number}", lambda: 1)

@@ -31,7 +31,7 @@ def truncate_wal(path: Path) -> int:
 
 @pytest.mark.asyncio
 async def test_i07_a_half_read_history_holds_no_snapshot(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ditto.runtime.EVENTS_PAGE", 10)
+    monkeypatch.setattr("ditto.engine.asking.EVENTS_PAGE", 10)
     async with create_ditto(store=store_path) as runtime:
         graph = Graph("flow")
         for number in range(30):
