@@ -15,9 +15,8 @@ from ditto.clock import to_datetime
 from ditto.engine.checking import Checker
 from ditto.engine.listening import Place, listen
 from ditto.engine.open_store import OpenStore, shown_status
-from ditto.engine.outcomes import ErrorRecord
+from ditto.engine.outcomes import ErrorRecord, is_lost
 from ditto.engine.questions import open_wait
-from ditto.engine.steps import is_lost
 from ditto.pieces import Heard
 from ditto.runs import Checked, EventInfo, Health, RunInfo, RunSummary, StepInfo
 from ditto.store import queries

@@ -14,9 +14,9 @@ import uuid_utils
 from ditto.engine import opening
 from ditto.engine.certifying import certify_approval, certify_resolution
 from ditto.engine.open_store import OpenStore
+from ditto.engine.outcomes import is_lost
 from ditto.engine.questions import find_question, open_wait
 from ditto.engine.resolving import Decision, decide_resolution
-from ditto.engine.steps import is_lost
 from ditto.errors import DefinitionError, RunBusyError, RunCancelledError, TransitionRefusedError
 from ditto.store import queries, transitions
 from ditto.store.records import Event, Seen

@@ -43,7 +43,6 @@ from ditto.engine.outcomes import (
     lost_reason,
     record_error,
 )
-from ditto.engine.outcomes import is_lost as is_lost
 from ditto.engine.recording import StepRecord
 from ditto.engine.retrying import Again, Total, back_off_left_s, decide_retry, total_over
 from ditto.engine.settling import Resend, Settling
@@ -315,16 +314,9 @@ class Step:
 
     async def _settle(self, action: Action, resources: Any, unknown: Unknown) -> Outcome | Resend:
         """What is known of a lost outcome, before anybody is asked."""
-        settling = Settling(
-            action,
-            self.record,
-            self.engine.config.runtime,
-            self.route.threads,
-            self.halted,
-            context=partial(self._context, action, resources),
-            deadline=self._own_deadline(action),
-        )
-        return await settling.settle(unknown)
+        context, deadline = partial(self._context, action, resources), self._own_deadline(action)
+        config, threads = self.engine.config.runtime, self.route.threads
+        return await Settling(action, self.record, config, threads, self.halted, context, deadline).settle(unknown)
 
     async def _attempt(self, action: Action, resources: Any) -> Outcome | Again | None:
         """Take a slot, admit where the class asks for it, then call the handler once. None: the run halted before."""
