@@ -17,6 +17,7 @@ from ditto import (
     Graph,
     Loop,
     Retry,
+    RunPausedError,
     Runtime,
     StepContext,
     StepError,
@@ -406,6 +407,28 @@ async def test_a_call_of_a_flow_goes_on_waiting_after_a_restart(store_path: Path
         assert flaky.attempts == [1]
         clock.move(1800)
         assert await running == "done"
+        assert len([event for event in await events(runtime, "x") if event.kind == "step_retrying"]) == 1
+    assert flaky.attempts == [1, 2]
+
+
+async def test_e09_a_run_that_is_paused_while_it_waits_goes_on_with_the_same_wait(
+    store_path: Path, looking: None
+) -> None:
+    clock, flaky = MovedClock(), Flaky()
+    graph = flaky.graph("write")
+    async with opened(store_path, clock=clock, workflows=[graph]) as runtime:
+        running = asyncio.ensure_future(runtime.run(graph, id="x"))
+        await told(runtime, "x", "step_retrying")
+        await runtime.pause("x", actor="ada")
+        with pytest.raises(RunPausedError):
+            await running
+        clock.move(1800)
+        assert await status(runtime, "x") == "paused"
+        running = asyncio.ensure_future(runtime.resume("x"))
+        await clock.looked_at()
+        assert flaky.attempts == [1]
+        clock.move(1800)
+        assert await running == {"a": "done"}
         assert len([event for event in await events(runtime, "x") if event.kind == "step_retrying"]) == 1
     assert flaky.attempts == [1, 2]
 

@@ -377,6 +377,19 @@ async def test_a_changed_workflow_is_blocked_all_the_same(store_path: Path) -> N
             await runtime.run(Graph("g").wait("paid"), id="x")
 
 
+async def test_a_paused_run_is_left_as_it_is_until_it_is_taken_up(store_path: Path) -> None:
+    clock = MovedClock()
+    graph = Graph("g").wait("paid")
+    async with opened(store_path, clock=clock, workflows=[graph]) as runtime:
+        await park(runtime, graph, timeout_s=100)
+        await runtime.pause("x", actor="ada")
+        clock.move(100)
+        assert await runtime.recover() == ()
+        assert await status(runtime, "x") == "paused"
+        await timed_out(runtime.resume("x", timeout_s=100))
+        assert isinstance(await runtime.resume("x", timeout_s=100, on_wait="return"), Waiting)
+
+
 # Reopening
 
 
