@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from ditto.runs import RunInfo
 from ditto.waits import OpenWait, WaitKind
 
 _APP = "--app module:factory"
+
+_TURN = re.compile("turn-[0-9a-f]{64}")
+"""The id of a turn's run: it goes on with its agent, which no factory knows."""
 
 
 def next_command(run: RunInfo) -> str | None:
@@ -20,7 +24,7 @@ def next_command(run: RunInfo) -> str | None:
     match run.status:
         case "unknown" if lost:
             way = "--ask-again" if lost[0].effect == "infer" else "--committed FILE"
-            return "run it again to ask the look-up once more, or: " + _command(
+            return "run it again (a look-up is asked once more), or: " + _command(
                 "resolve", run.run_id, lost[0].path, options=f"{way} --actor … --reason …"
             )
         case "interrupted" | "paused":
@@ -51,6 +55,8 @@ def answer_command(run_id: str, wait: OpenWait) -> str | None:
 
 def go_on_command(run_id: str) -> str:
     """How a run that nobody drives goes on after a decision."""
+    if _TURN.fullmatch(run_id):
+        return "ask its agent again for this turn"
     return _command("resume", run_id, options=_APP)
 
 

@@ -16,13 +16,23 @@ def read_json(file: Path) -> Any:
 
 
 def read_json_or_text(file: Path) -> Any:
-    """A whole Sample, which is a JSON object with a message; else the text in the file, JSON or not."""
-    text = _read(file)
+    """A whole Sample, which is a JSON object with a message; else the text in the file, JSON or not.
+
+    The line feed at its end is no part of a text. Raises InvalidValueError for an empty file, and for one that begins
+    like an object and is none: it was cut short.
+    """
+    text = _read(file).removesuffix("\n")
+    if not text.strip():
+        raise InvalidValueError(f"{file}: it is empty; put the model's answer into it")
     try:
         value = json.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if text.lstrip().startswith("{"):
+            raise InvalidValueError(
+                f"{file}: it begins like a JSON object, and is none ({error}); nothing was recorded"
+            ) from None
         return text
-    return value if isinstance(value, dict) and "message" in value else text
+    return value if isinstance(value, dict) and {"message", "finish_reason"} & value.keys() else text
 
 
 def read_body(given: str) -> Any:

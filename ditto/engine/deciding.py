@@ -72,6 +72,10 @@ async def decide(
     """See `Runtime.decide`."""
     run = await opened.find(run_id)
     question = find_question(run_id, step, await opened.store.read(queries.list_steps, run.id))
+    if run.status in CLOSED:
+        raise TransitionRefusedError(
+            "decide", f"the run is {run.status}, and nothing waits for the decision; reopen it first", run_id=run_id
+        )
     shown = open_wait(run_id, question)
     if digest is not None and digest != shown.digest:
         raise _shows_else(run_id, question.path)

@@ -42,13 +42,19 @@ def find_question(run_id: str, step: str | None, rows: Sequence[StepRow]) -> Ste
         if waiting:
             listed = ", ".join(row.path for row in waiting)
             raise DefinitionError(f"run {run_id}: {len(waiting)} approvals are open ({listed}); say which step")
+        if len(approvals) == 1:
+            raise _already(run_id, approvals[0])
         raise DefinitionError(f"run {run_id}: no approval is open")
     for row in approvals:
         if row.path in (step, step + BELOW):
             if row.state is StepState.WAITING:
                 return row
-            raise TransitionRefusedError("decide", f"step {row.path}: {_settled(row)}", run_id=run_id, step=row.path)
+            raise _already(run_id, row)
     raise DefinitionError(f"run {run_id}: step {step} asks for no approval, or not yet")
+
+
+def _already(run_id: str, row: StepRow) -> TransitionRefusedError:
+    return TransitionRefusedError("decide", f"step {row.path}: {_settled(row)}", run_id=run_id, step=row.path)
 
 
 def _settled(row: StepRow) -> str:

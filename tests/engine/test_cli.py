@@ -475,6 +475,8 @@ def test_ask_again_asks_again(shop: Path) -> None:
         (["lost", "pay", *WHO, "--committed", "nan.json"], "NaN"),
         (["lost", "pay", *WHO, "--committed", "none.json"], "cannot be read"),
         (["asked", "ask", *WHO, "--response", "none.json"], "cannot be read"),
+        (["asked", "ask", *WHO, "--response", "empty.txt"], "it is empty"),
+        (["asked", "ask", *WHO, "--response", "cut.json"], "begins like a JSON object, and is none"),
     ],
     ids=str,
 )
@@ -482,6 +484,8 @@ def test_a_decision_that_does_not_fit_changes_nothing(shop: Path, arguments: lis
     (shop / "value.json").write_text("1", encoding="utf-8")
     (shop / "broken.json").write_text("{", encoding="utf-8")
     (shop / "nan.json").write_text("[NaN]", encoding="utf-8")
+    (shop / "empty.txt").write_text("\n", encoding="utf-8")
+    (shop / "cut.json").write_text('{"message": {"role": "assistant"', encoding="utf-8")
     before = ditto("events", arguments[0]).stdout
     assert says.lower() in ditto("resolve", *arguments, code=2).stderr.lower()
     assert ditto("events", arguments[0]).stdout == before

@@ -18,6 +18,7 @@ from ditto import (
     Loop,
     RunNotFoundError,
     Runtime,
+    StepError,
     TransitionRefusedError,
     Waiting,
     create_ditto,
@@ -253,6 +254,28 @@ async def test_a_wait_that_is_over_without_a_signal_says_so(tmp_path: Path) -> N
         outputs = await runtime.run(graph, None, id="r")
     assert outputs["paid"]["timed_out"] is True
     assert outputs["ok"]["decision"] == "expired"
+
+
+async def test_a_decision_for_a_run_that_failed_meanwhile_is_refused(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    graph = Graph("late").approval("ok", show=lambda input: 1).step("fail", fail)
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        with pytest.raises(StepError):
+            await runtime.run(graph, None, id="r")
+        with pytest.raises(TransitionRefusedError, match="the run is failed"):
+            await runtime.decide("r", "ok", decision="approve", actor="ada")
+
+
+async def test_b07_who_comes_later_is_told_the_decision_whether_he_names_the_step_or_not(tmp_path: Path) -> None:
+    graph = Graph("one").approval("ok", show=lambda input: 1)
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        await park(runtime, graph, None, "r")
+        await runtime.decide("r", decision="approve", actor="ada")
+        for step in (None, "ok"):
+            with pytest.raises(TransitionRefusedError, match="already decided: approve by ada"):
+                await runtime.decide("r", step, decision="reject", actor="bob")
 
 
 async def test_serve_takes_up_what_was_woken_and_ends_with_the_runtime(tmp_path: Path) -> None:
