@@ -168,6 +168,8 @@ class OpenStore:
                     if reason is not refused:
                         drive.stop(reason)
                         drive.wake()
+        except StoreClosedError:
+            return  # nothing is ours any more
         except StoreError as error:
             logger.info("other writers could not be looked at: %s", error)
 

@@ -131,7 +131,7 @@ def test_what_does_not_end_in_time_is_cut_short_and_can_be_resumed(start_child: 
 
 def test_a_handler_that_ignores_its_end_does_not_keep_the_process(start_child: Start) -> None:
     begin(IGNORES, "r")
-    child = serve(start_child, "create_short")
+    child = serve(start_child, "create_impatient")
     lines_until(child, "hangs")
     os.kill(child.pid, signal.SIGTERM)
     code, rest = child.end()
