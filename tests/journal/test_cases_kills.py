@@ -66,9 +66,10 @@ def check_end(case: Case, kills: int, note: str) -> dict[str, Any]:
     result = case.result()
     told = [[f"c{at}", f"{tool} 0"] for at, tool in enumerate(TOOLS[: case.tools])]
     assert result["text"] == (json.dumps(told) if case.way == "bridge" else "done"), note
-    asked_again = sum(path.startswith("m/") or path.endswith("/sample") for path in result["decided"])
+    decisions = case.rows("SELECT body FROM ditto_events WHERE kind = 'step_resolved'")
+    asked_again = sum('"ask_again"' in body for (body,) in decisions)
     asked = 0 if case.way == "bridge" else case.rounds + 1
-    # A decision to ask again is one request more, unless the first was never sent.
+    # A recorded decision to ask again is one request more, unless the first was never sent.
     assert asked <= case.requests <= asked + asked_again, note
     effects = case.effects
     rounds = range(1 if case.way == "bridge" else case.rounds)
