@@ -6,7 +6,8 @@ steps that depend on it, and for nobody else.
 
 In a run that *carries*, every other outcome rides with the next admission, too, if that comes within CARRIED_S: so a
 round of an agent, an answer of the model and the tools it asks for, costs two flushes. No step that rests on it is
-attempted, and no caller sees it, before it is on disk.
+attempted before it is on disk. What drives a turn gets it before that, to ask for what follows from it; who shows it to
+somebody settles it first (`TurnContext.settle`).
 """
 
 from __future__ import annotations

@@ -470,7 +470,11 @@ class FlowRun:
         self._busy += 1
         try:
             self._raise_stop()
-            return await make()
+            value = await make()
+            if named:
+                # The function may act on it at once, by means that nobody records.
+                await self._drive.barrier()
+            return value
         except DittoError as error:
             if isinstance(error, _FOR_THE_FLOW) and self._drive.stopped is None:
                 raise

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ditto import Flow, FlowContext, Graph, Loop, ReplayMismatchError, StepError, Waiting, create_ditto
+from tests.engine.scene import on_disk
 
 pytestmark = pytest.mark.asyncio
 
@@ -166,3 +167,26 @@ async def test_a_flow_of_a_thousand_calls_resumes_without_running_one(tmp_path: 
         assert await runtime.run(flow, None, id="r") == sum(range(1_000))
         assert runtime.commits - before <= 4
     assert made == 1_000
+
+
+async def test_what_a_call_came_to_is_on_disk_before_the_function_sees_it(tmp_path: Path) -> None:
+    """The function may act on it by means that nobody records: a later process must find the same."""
+    path = tmp_path / "d.db"
+    seen: list[tuple[str, str | None]] = []
+
+    def look(name: str) -> None:
+        seen.append((name, on_disk(path, "o").get(name)))
+
+    async def order(ctx: FlowContext, input: Any) -> Any:
+        await ctx.step("read", lambda input: 1, effect="read")
+        look("read")
+        await ctx.random("number")
+        look("number")
+        await ctx.run("graph", DOUBLE, 4)
+        look("graph/twice")
+        await asyncio.gather(*(ctx.step(f"s{n}", lambda input: 1, effect="pure") for n in range(3)))
+        look("s2")
+
+    async with create_ditto(store=path) as runtime:
+        await runtime.run(Flow("order", order), None, id="o")
+    assert seen == [(name, "completed") for name in ("read", "number", "graph/twice", "s2")]
