@@ -46,7 +46,7 @@ from ditto.store.committer import Durable, Transition, Unit, UsersError
 from ditto.store.records import Event, Fence, LoopState, RunEnd, Seen, StepRow
 from ditto.store.schema import RunStatus
 from ditto.store.transitions import Transaction
-from ditto.store.values import Growing, State, Stored
+from ditto.store.values import State, Stored
 from ditto.worker import Action, as_data
 
 if TYPE_CHECKING:
@@ -148,12 +148,6 @@ class Drive:
         for name in action.growing:
             recorded[name] = self._grow(name, recorded[name])
         return self.store.encode_growing(recorded, what)
-
-    def remember_grown(self, arguments: State | None) -> None:
-        """Lists that later arguments may grow from."""
-        if isinstance(arguments, Growing):
-            for name, items in arguments.lists.items():
-                self._grown.setdefault(name, deque(maxlen=GROWN_MAX)).appendleft(items)
 
     def _grow(self, name: str, values: list[Any]) -> Items:
         """The values as Items that share what the longest known beginning of them has."""

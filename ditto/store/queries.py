@@ -214,11 +214,6 @@ def list_calls(
     return [_step(db, row[1:], with_arguments=False) for row in rows], rows[-1][0] if len(rows) == limit else None
 
 
-def list_waits(db: sqlite3.Connection, run: int) -> list[StepRow]:
-    """The open waits of a run, oldest first."""
-    return [_step(db, row) for row in sql.LIST_WAITS(db, b_run=run).fetchall()]
-
-
 def list_step_approvals(db: sqlite3.Connection, run: int) -> list[StepRow]:
     """The questions that steps of a run asked before they were attempted, oldest first."""
     return [_step(db, row) for row in sql.LIST_STEP_APPROVALS(db, b_run=run).fetchall()]

@@ -387,11 +387,6 @@ LIST_STEP_APPROVALS: Final = Statement(
     .where(steps.c.run == bindparam("b_run"), steps.c.type == "WAIT.APPROVAL", steps.c.path.like("%/%"))
     .order_by(steps.c.id)
 )
-LIST_WAITS: Final = Statement(
-    select(*[steps.c[name] for name in STEP_COLUMNS])
-    .where(steps.c.run == bindparam("b_run"), steps.c.state == StepState.WAITING.value)
-    .order_by(steps.c.id)
-)
 COUNT_LOST: Final = Statement(
     select(func.count())
     .select_from(steps)
