@@ -2,7 +2,8 @@
 
 Each call is a row whose path is the call's name: a step, a wait, or a `CALL.…` that stands for a Graph, a Loop or a
 child run, whose own steps have paths below it. A recorded call is answered from its row. What a call was asked with is
-kept as its version; asked with something else, the run stops before anything further is started.
+kept as its version; asked with something else, or for something new before what is recorded, the run stops before
+anything further is started.
 
 A call that cannot go on (an unknown outcome; a wait, if the caller does not want to wait) blocks only itself. When all
 that is left of the flow is blocked, it is stopped by a BaseException that goes through the user's function.
@@ -61,6 +62,9 @@ T = TypeVar("T")
 
 CALLS_PAGE: Final = 500
 """Recorded calls that are read at once."""
+
+BRANCH_TICKS: Final = 5
+"""Turns of the event loop in which a branch that was begun comes to its first call."""
 
 GRAPH: Final = "CALL.GRAPH"
 LOOP: Final = "CALL.LOOP"
@@ -162,6 +166,8 @@ class FlowRun:
         self._trouble = trouble
         self._run_child = run_child
         self._calls = calls
+        self._task = asyncio.current_task()
+        """The one that the function runs in; its branches have tasks of their own."""
         self._asked: set[str] = set()
         self.questioned: set[str] = set()
         """Calls below which a step has asked for an approval: they were made, whether they have a row or not."""
@@ -256,11 +262,31 @@ class FlowRun:
 
     def check_all_asked(self) -> None:
         """Refuse an end that leaves recorded calls unasked for. Raises ReplayMismatchError."""
-        left = sorted((set(self._calls) | self.questioned) - self._asked)
-        if left:
+        if left := self._left():
             raise ReplayMismatchError(
                 f"run {self.run_id}: the flow ended without asking for what is recorded: {', '.join(left)}; "
                 "run it with the code that it was started with",
+                run_id=self.run_id,
+            )
+
+    def _left(self) -> list[str]:
+        """What is recorded, and was not asked for yet."""
+        return sorted((set(self._calls) | self.questioned) - self._asked)
+
+    async def _refuse_what_comes_before_records(self, name: str) -> None:
+        """A new call while a recorded one is still to be asked for: the code has changed, and would do again, under
+        another name, what it did. Only a branch might still ask for it: then the end tells. Raises ReplayMismatchError.
+        """
+        if name in self._calls or name in self.questioned or not self._left():
+            return
+        if asyncio.current_task() is not self._task:
+            return
+        for _ in range(BRANCH_TICKS):  # branches that were begun just now have their turn
+            await asyncio.sleep(0)
+        if self._busy == 1 and not self._blocked and (left := self._left()):
+            raise ReplayMismatchError(
+                f"run {self.run_id}: call {name!r} is new, and comes before what is recorded: {', '.join(left)}; "
+                "nothing further was started. Run it with the code that it was started with",
                 run_id=self.run_id,
             )
 
@@ -470,6 +496,8 @@ class FlowRun:
         self._busy += 1
         try:
             self._raise_stop()
+            if named:
+                await self._refuse_what_comes_before_records(name)
             value = await make()
             if named:
                 # The function may act on it at once, by means that nobody records.
@@ -506,7 +534,7 @@ class FlowRun:
         now = "" if asked[:2] == recorded[:2] else f", and is asked for as {type} {key or ''}".rstrip()
         raise ReplayMismatchError(
             f"run {self.run_id}: call {row.path!r} was recorded {what}{now}; nothing further was started. "
-            "Run it with the code that it was started with, or give the changed call a new name",
+            "Run it with the code that it was started with",
             run_id=self.run_id,
         )
 

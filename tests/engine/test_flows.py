@@ -190,3 +190,59 @@ async def test_what_a_call_came_to_is_on_disk_before_the_function_sees_it(tmp_pa
     async with create_ditto(store=path) as runtime:
         await runtime.run(Flow("order", order), None, id="o")
     assert seen == [(name, "completed") for name in ("read", "number", "graph/twice", "s2")]
+
+
+@pytest.mark.parametrize("changed", ["renamed", "inserted"])
+async def test_f04_a_new_call_before_what_is_recorded_is_a_mismatch_and_makes_nothing(
+    tmp_path: Path, changed: str
+) -> None:
+    world = World()
+    new = False
+
+    async def order(ctx: FlowContext, input: Any) -> Any:
+        if new and changed == "inserted":
+            await ctx.step("before", world.step("before"))
+        await ctx.step("pay_again" if new and changed == "renamed" else "pay", world.step("pay"), effect="write")
+        await ctx.wait("go")
+        return "done"
+
+    flow = Flow("order", order)
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        await runtime.run(flow, None, id="o", on_wait="return")
+        before = [event.kind async for event in runtime.events("o")]
+        new = True
+        with pytest.raises(ReplayMismatchError, match="comes before what is recorded: go, pay"):
+            await runtime.run(flow, None, id="o", on_wait="return")
+        assert (await runtime.get("o")).status == "blocked"
+        assert [event.kind async for event in runtime.events("o")][len(before) :] == ["run_resumed", "run_blocked"]
+        new = False
+        await runtime.signal("o", "go")
+        assert await runtime.run(flow, None, id="o") == "done"
+    assert world.done == ["pay"]
+
+
+async def test_a_branch_may_still_ask_for_what_is_recorded_when_the_function_makes_a_new_call(tmp_path: Path) -> None:
+    world, hangs = World(), asyncio.Event()
+
+    async def main(input: Any) -> str:
+        if not hangs.is_set():
+            hangs.set()
+            await asyncio.sleep(3600)
+        return "main"
+
+    async def order(ctx: FlowContext, input: Any) -> Any:
+        async with asyncio.TaskGroup() as branches:
+            branches.create_task(ctx.step("first", world.step("first"), effect="write"))
+            if not hangs.is_set():
+                await asyncio.sleep(0.05)
+            return await ctx.step("main", main)
+
+    async with create_ditto(store=tmp_path / "d.db") as runtime:
+        running = asyncio.ensure_future(runtime.run(Flow("order", order), None, id="o"))
+        await hangs.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert on_disk(tmp_path / "d.db", "o") == {"first": "completed"}
+        assert await runtime.run(Flow("order", order), None, id="o") == "main"
+    assert world.done == ["first"]
