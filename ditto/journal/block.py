@@ -54,8 +54,11 @@ class TurnBlock:
         self._driven = asyncio.ensure_future(self._client.turn(self._turn, body, on_receipt=self._on_receipt))
         try:
             await asyncio.wait((self._driven, self._bound), return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
+        except asyncio.CancelledError:
             self._driven.cancel()
+            await _wait_for(self._driven)
+            if not self._driven.cancelled():
+                self._driven.exception()
             raise
         if self._bound.done():
             return self._bound.result()
@@ -74,7 +77,8 @@ class TurnBlock:
             else:
                 self._ended.set_exception(error)
                 self._ended.exception()
-        await _wait_for(self._driven)
+        if (cancellation := await _wait_for(self._driven)) is not None:
+            raise cancellation
         try:
             self._driven.result()
         except BaseException as raised:
@@ -82,12 +86,15 @@ class TurnBlock:
                 raise
 
 
-async def _wait_for(driven: asyncio.Task[Any]) -> None:
-    """Return when the turn has ended. Cancelled meanwhile, it is cut short, and what was admitted recorded."""
+async def _wait_for(driven: asyncio.Task[Any]) -> asyncio.CancelledError | None:
+    """Return when the turn has let go of everything. A cancellation meanwhile, however often it comes, cuts the turn
+    short, and comes back."""
+    cancellation: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
-        try:
-            await asyncio.wait((driven,))
-        except asyncio.CancelledError:
-            driven.cancel()
-            await asyncio.wait((driven,))
-            raise
+        while not driven.done():
+            try:
+                await asyncio.wait((driven,))
+            except asyncio.CancelledError as cancelled:
+                driven.cancel()
+                cancellation = cancelled
+    return cancellation

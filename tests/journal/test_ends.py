@@ -287,6 +287,67 @@ def test_sigterm_inside_a_tool_lets_go_of_the_turn_and_the_next_process_goes_on(
     assert (case.requests, case.effects) == (2, {"notify 0": 1, "publish 0": 1, "look 0": 1})
 
 
+@pytest.mark.asyncio
+async def test_a_block_that_is_cancelled_again_and_again_ends_once_its_tools_have(tmp_path: Path, store: Path) -> None:
+    begun, cleaned = anyio.Event(), anyio.Event()
+    ended: list[str] = []
+
+    async def handler(arguments: dict[str, Any]) -> str:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await cleaned.wait()
+            ended.append("tool")
+        return ""
+
+    tools = [Tool("one", handler, PUBLISH)]
+    script: list[Reply] = [calls(("c1", "one", "a"))]
+    async with ScriptedProvider(tmp_path / "model.db", script) as provider, agents(store, provider, tools) as runtime:
+
+        async def work() -> None:
+            async with JournaledAgent(runtime, MODEL, tools, **KEY) as bindings:
+                sample = await bindings.model.sample([Message(role="user", content="go")])
+                await bindings.act(sample)
+
+        working = asyncio.ensure_future(work())
+        await begun.wait()
+        for _ in range(4):
+            working.cancel()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not working.done()
+        cleaned.set()
+        await asyncio.wait([working])
+        ended.append("block")
+        assert working.cancelled()
+        assert (await runtime.get(TURN.run_id)).status == "unknown"
+    assert ended == ["tool", "block"]
+
+
+@pytest.mark.asyncio
+async def test_a_block_that_is_cancelled_before_it_begins_leaves_nothing_behind(tmp_path: Path, store: Path) -> None:
+    async with (
+        ScriptedProvider(tmp_path / "model.db", []) as provider,
+        agents(store, provider) as runtime,
+        JournaledAgent(runtime, MODEL, **KEY),
+    ):
+        before = asyncio.all_tasks()
+
+        async def wait_for_it() -> None:
+            async with JournaledAgent(runtime, MODEL, **KEY):
+                pytest.fail("the turn is another block's")
+
+        waiting = asyncio.ensure_future(wait_for_it())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert asyncio.all_tasks() - {waiting} == before
+
+
 # Deadlines
 
 
